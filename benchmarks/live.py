@@ -43,6 +43,8 @@ def main() -> None:
     parser.add_argument("--healthy", action="store_true", help="long healthy trainings, and no others")
     parser.add_argument("--page", type=Path, help="write the tables between the marks of this page: docs/detection.md")
     options = parser.parse_args()
+    if options.healthy and options.page and (options.gap or options.no_zooms):
+        parser.error("--page has the healthy runs of the default cadence only: leave out --gap and --no-zooms")
     torch.set_num_threads(1)
     if options.no_zooms:
         Cadence.zoom_in = lambda self, at_least=0, at_any_cost=False: False  # type: ignore[method-assign]

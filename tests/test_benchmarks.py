@@ -307,6 +307,13 @@ class TestLive:
         assert len(delays) >= len(harmed) - 1, printed
         assert statistics.median(delays) <= 60, printed
 
+    def test_gives_the_right_verdict_in_all_but_two_harmed_runs(self, printed):
+        """The target is 0.90 of all seeds."""
+        of_both = re.findall(r"^\* verdict of the right family: (\d+) of (\d+)$", printed, re.MULTILINE)
+        num_right, num_harmed = (sum(map(int, numbers)) for numbers in zip(*of_both, strict=True))
+        assert num_harmed >= 17, printed
+        assert num_right >= num_harmed - 2, printed
+
     def test_is_hardly_behind_the_best_rule_on_the_loss(self, printed, rows):
         found = [row for row in rows.values() if row["first_alert"] != "-" and row["loss_rules"] != "inf"]
         lags = [int(row["first_alert"].split()[0]) - int(row["loss_rules"]) for row in found]
@@ -327,13 +334,16 @@ class TestLive:
     def test_can_sample_at_other_gaps(self):
         printed = run("live.py", "--gap", "5", "--no-zooms", "--seeds", "1", "--steps", "60", "--only", "text-nan")
         found = re.findall(r"^\| text(?:-nan)?-71 \| \w+ \| (\d+) \| (\d+) \| ([^|]+) \|", printed, re.MULTILINE)
-        assert found == [("60", "12", "-"), ("50", "10", "-")]  # 20 steps after the first NaN the training ends
+        # 20 steps after the first NaN the training ends. The last frame has the losses since the last sample.
+        assert found == [("60", "13", "-"), ("50", "12", "-")]
         assert "* a gap of 5 steps, without zooms: 1 of 1 harmed runs found, delay 0 steps (median)" in printed
 
     def test_zooms_in_between_samples_that_are_far_apart(self):
         printed = run("live.py", "--gap", "50", "--seeds", "1", "--steps", "200", "--only", "text-shuffled")
         found = re.findall(r"^\| text(?:-shuffled)?-71 \| \w+ \| 200 \| (\d+) \| ([^|]+) \|", printed, re.MULTILINE)
-        assert [(num, zooms[:2]) for num, zooms in found] == [("4", "-"), ("9", "1,")]
+        (num, zooms), (num_zoomed, zooms_of_failing) = found
+        assert (num, zooms, zooms_of_failing[:2]) == ("5", "-", "1,")
+        assert int(num_zoomed) >= 9
 
     def test_has_a_row_for_each_long_healthy_training(self):
         names = "text-fine-tuned", "digits-cleaner", "gpt2-evaluated"

@@ -210,7 +210,9 @@ def readers(folder: Path, name: str) -> list[SpoolReader]:
 
 
 def num_samples(folder: Path, name: str) -> int:
-    return sum(len(some) for reader in readers(folder, name) for some in reader.new_frames())
+    """Number of frames with layers: the last one of a run may have its losses alone."""
+    frames = (text for reader in readers(folder, name) for some in reader.new_frames() for text in some)
+    return sum(bool(json.loads(text)["layers"]) for text in frames)
 
 
 def write_trace(trial: Trial, folder: Path, path: Path, chosen: Callable[[Frames], Frames] = iter) -> None:
