@@ -525,9 +525,10 @@ def _leaving_at_ctrl_c() -> Iterator[None]:
 @contextlib.contextmanager
 def _raising_at_termination() -> Iterator[None]:
     """For commands with processes of their own, which would otherwise outlive them."""
-    before = {
-        one: signal.signal(one, lambda number, _: sys.exit(128 + number)) for one in (signal.SIGTERM, signal.SIGHUP)
-    }
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
+    for one, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as nohup wants it
+            signal.signal(one, lambda number, _: sys.exit(128 + number))
     try:
         yield
     finally:
