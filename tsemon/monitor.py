@@ -22,6 +22,7 @@ from tsemon.catalogue import LAYERED, TIERS, Tier
 from tsemon.faults import Faults
 from tsemon.late import on_host
 from tsemon.probes import Given, Probe, Ranks, Reading, Span, ThreadState, agree
+from tsemon.probes.clip_norm import ClipNorm
 from tsemon.probes.output_loss import OutputLoss
 from tsemon.probes.probe import ORIGIN
 from tsemon.registration import step_of_state
@@ -132,7 +133,9 @@ class Monitor:
         self._faults.guard(probe.watch_usage, faults.warn)
         if cadence.is_adaptive and "nonfinite" in self._tiers:
             self._faults.guard(probe.watch_gradient, self._look_for_origin)
-        self._clip_norm = probe.watch_clipping() if cadence.is_adaptive else None
+        self._clip_norm: ClipNorm | None = None
+        if cadence.is_adaptive:
+            self._faults.guard(self._watch_clipping, probe)
         self._faults.guard(self._arm, probe)
         self._close_at_exit = _closing_at_exit(weakref.ref(self))
         atexit.register(self._close_at_exit)
@@ -289,6 +292,9 @@ class Monitor:
             self._next_sample = min(self._next_sample, max(self._step, self._last_sample + ZOOM_GAP))
             self._suspicion.begins()
             self._zooms = Zooms(1 if self._zooms is None else self._zooms.num + 1, self._step, sign.reason)
+
+    def _watch_clipping(self, probe: Probe) -> None:
+        self._clip_norm = probe.watch_clipping()
 
     def _look_for_origin(self) -> None:
         """Sample this step before the optimizer uses a gradient that is not finite."""

@@ -60,7 +60,8 @@ MAX_ZEROS = 2
 """Number of usual bends that may be 0. More are there if the loss is rounded more coarsely than it varies."""
 
 NUM_NORMS_NOT_FINITE = 3
-"""Gradient norms in a row that are not finite. A gradient scaler skips single steps on purpose."""
+"""Gradient norms in a row that are not finite, after one that was. A gradient scaler skips single steps on purpose, and the
+first few steps until it has found its scale."""
 
 PATIENCE = 60
 """Steps for which a pending alert counts as a sign. Built-in rules hold for 50 steps or less. One that fires without having
@@ -251,6 +252,8 @@ class Suspicion:
         self._waiting: Sign | None = None
         """A sign that `is_usual` has found."""
         self._num_norms_not_finite = 0
+        self._was_norm_finite = False
+        """Whether a norm was finite so far."""
         self._was_loss_finite = True
         """Whether all losses were finite so far."""
         self._followed: dict[str, int] = {}
@@ -289,9 +292,10 @@ class Suspicion:
         """
         if alerts is not self._settled or self._waiting is not None or self._late_losses or self._late_norms:
             return False
-        is_norm_usual = type(grad_norm) is float and math.isfinite(grad_norm) and not self._num_norms_not_finite
-        if grad_norm is not None and not is_norm_usual:
-            return False
+        if grad_norm is not None:
+            if type(grad_norm) is not float or not math.isfinite(grad_norm) or self._num_norms_not_finite:
+                return False
+            self._was_norm_finite = True
         if loss is None:
             return True
         if not -math.inf < loss < self._limit:
@@ -325,7 +329,10 @@ class Suspicion:
             if not -math.inf < number < self._limit or len(self._usual) >= CHECK_EVERY:
                 sign = self._watch() or sign
         for number in self._late_norms.put(grad_norm):
-            self._num_norms_not_finite = 0 if math.isfinite(number) else self._num_norms_not_finite + 1
+            self._was_norm_finite |= math.isfinite(number)
+            self._num_norms_not_finite = (
+                0 if math.isfinite(number) else self._num_norms_not_finite + self._was_norm_finite
+            )
             if self._num_norms_not_finite == NUM_NORMS_NOT_FINITE:
                 sign = sign or Sign("the gradient norm is not finite", is_urgent=True)
         return sign

@@ -87,6 +87,11 @@ class TestItZoomsIn:
         assert [step for step in loop.sampled() if step > 150] == zoom_from(225)
         assert "the gradient norm is not finite" in loop.monitor.status.zooms.reason
 
+    def test_not_while_a_gradient_scaler_looks_for_its_scale(self, loop):
+        loop.run(8, scale=math.inf)
+        loop.run(80)
+        assert loop.monitor.status.zooms is None
+
     def test_after_high_losses_at_the_next_step_though_it_has_no_loss(self, loop):
         loop.run(200, loss=-2.0)
         loop.run(4, loss=-1.9)  # the last one is watched with those before it

@@ -1,63 +1,59 @@
-"""The norm of the gradient at every step, as torch's clip functions compute it anyway."""
+"""The norm of the gradient at every step, as `torch.nn.utils.clip_grad_norm_` computes it anyway."""
 
 from __future__ import annotations
 
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 
 from tsemon.probes.hooks import CallHandle, Guard, called_around, is_transformed
 
-MAX_PARTS = 64
-"""Maximum number of norms in a step: a loop that never calls `monitor.step()` must not fill the memory."""
-GIVEN_THE_NORM = ((clip_grad, "_clip_grads_with_norm_"), (nn.utils, "clip_grads_with_norm_"))
-"""Functions of (parameters, largest norm, norm): `clip_grad_norm_` calls the first, and users call the second."""
+GIVEN_THE_NORM = "_clip_grads_with_norm_"
+"""The function of (list of parameters, largest norm, norm) that `clip_grad_norm_` calls."""
+EVERY_ON_DEVICE = 4
+"""Steps between two norms that are taken from a GPU: the copy of each costs the training thread tens of microseconds."""
 
 
 class ClipNorm:
-    """Keeps the norms of the model's gradients until `take`. They stay on their device, and nothing waits for them."""
+    """Keeps the norm of a step's gradient until `take`. It stays on its device, and nothing waits for it."""
 
     def __init__(self, model: nn.Module, guard: Guard) -> None:
         self._ids = {id(p) for p in model.parameters()}
         self._guard = guard
-        self._norms: list[Tensor] = []
-        self._handles: list[CallHandle] = []
-        for owner, name in GIVEN_THE_NORM:
-            if (around := called_around(owner, name)) is not None:
-                around.before.append(self)
-                self._handles.append(CallHandle(around, around.before, self))
+        self._norm: Tensor | None = None
+        self._num_clips = 0
+        """Number of times that gradients were clipped in this step."""
+        self._num_steps = 0
+        self._handle: CallHandle | None = None
+        if (around := called_around(clip_grad, GIVEN_THE_NORM)) is not None:
+            around.before.append(self)
+            self._handle = CallHandle(around, around.before, self)
 
     # Between two steps the processor has forgotten all of this, so it runs unguarded and only keeps a reference.
-    def __call__(self, parameters: object, max_norm: object = None, norm: object = None, *_: Any) -> None:
+    def __call__(self, parameters: object = None, max_norm: object = None, norm: object = None, *_: Any) -> None:
         start = perf_counter()
-        if (
-            type(norm) is Tensor
-            and len(self._norms) < MAX_PARTS
-            and self._are_ours(parameters)
-            and not is_transformed()
-        ):
-            self._norms.append(norm)
+        if type(norm) is Tensor and self._are_ours(parameters) and not is_transformed():
+            self._norm = norm
+            self._num_clips += 1
         self._guard.cost_s += perf_counter() - start
 
     def _are_ours(self, parameters: object) -> bool:
-        return type(parameters) is not list or any(id(p) in self._ids for p in parameters[:1])
+        """Whether the first or the last one is a parameter of the model. A head of its own may be before or behind them."""
+        if type(parameters) is not list or not parameters:
+            return False
+        return id(parameters[0]) in self._ids or id(parameters[-1]) in self._ids
 
     def take(self) -> Tensor | None:
-        """Return the norm of the step that ends; None if no gradient was clipped by its norm."""
-        if len(self._norms) > 1:
-            self._guard.contain(self._merge)
-        norm = self._norms[0] if len(self._norms) == 1 else None
-        self._norms = []
-        return norm
-
-    def _merge(self) -> None:
-        """Combine the norms of several parts of the gradient, each clipped by itself."""
-        norms = [norm.reshape(()) for norm in self._norms]
-        self._norms = [torch.stack([norm.to(norms[0]) for norm in norms]).norm()]
+        """Return the norm of the step that ends. None if the gradient was not clipped as a whole by its norm, and at most
+        steps if it is on a GPU."""
+        norm = self._norm if self._num_clips == 1 else None
+        self._norm, self._num_clips = None, 0
+        self._num_steps += 1
+        return norm if norm is None or norm.is_cpu or self._num_steps % EVERY_ON_DEVICE == 0 else None
 
     def close(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from types import MethodType, ModuleType
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -332,12 +332,6 @@ class CalledAround:
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else MethodType(self, instance)
-
-    def __reduce__(self) -> str:
-        """Pickled by its name, as the function is. pickle looks this name up in `__module__`."""
-        is_module = isinstance(self.owner, ModuleType)
-        self.__module__ = self.owner.__name__ if is_module else self.owner.__module__
-        return self.name if is_module else f"{self.owner.__qualname__}.{self.name}"
 
 
 def called_around(owner: Any, name: str) -> CalledAround | None:

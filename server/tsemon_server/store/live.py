@@ -114,7 +114,7 @@ class Live:
         return LiveRuns(runs, (rows[0].num_live if rows else 0) - len(rows))
 
     def _with_layers(self, newest: Address, frames: Sequence[Measured], *, is_over: bool) -> Sequence[Measured]:
-        """Of a run that has ended, the last frame may have its losses alone, and those before it have settled."""
+        """Add an earlier frame if a run has ended with a frame that has no layers: those before it may have settled."""
         if not is_over or any(frame.values["layers"] for frame in frames):
             return frames
         run_id, attempt, _ = newest.stream
