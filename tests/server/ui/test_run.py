@@ -134,7 +134,7 @@ def rich_frames(steps, seq0=0, **scalars):
     """Frames with norms, heads and what tsemon itself cost. Of layer i and head j the value is (i + j / 10) / 10."""
     heads = [(i + j / 10) / 10 for i in range(BLOCKS) for j in range(HEADS)]
     layers = {
-        "token_similarity": Array.of([0.1, 0.2, 0.3, 0.4, 0.5]),
+        "effective_rank": Array.of([0.1, 0.2, 0.3, 0.4, 0.5]),
         "attention_entropy": Array.of([i / 10 for i in range(BLOCKS)]),
         "update_alignment": Array.of([-0.9, -0.1, 0.1, 0.9]),
     }
@@ -263,7 +263,7 @@ class TestARun:
     def test_shows_a_number_that_has_no_layers_as_a_curve(self, page, rich):
         for name in ("loss", "learning_rate"):
             open_run(page, rich, f"?metric={name}")
-            expect(page.get_by_label("metric", exact=True)).to_have_value("token_similarity")
+            expect(page.get_by_label("metric", exact=True)).to_have_value("effective_rank")
             expect(page.get_by_text("does not measure")).to_have_count(0)
         expect(page.get_by_label("Curve shown")).to_have_value("learning_rate")
 
@@ -284,7 +284,7 @@ class TestARun:
 
     def test_says_of_all_that_has_no_sample_in_the_steps_asked_for(self, page, rich):
         open_run(page, rich, "?from=1000&to=2000&curve=learning_rate")
-        expect(page.get_by_text("There is no sample of loss, learning_rate, token_similarity in these")).to_be_visible()
+        expect(page.get_by_text("There is no sample of loss, learning_rate, effective_rank in these")).to_be_visible()
         page.get_by_role("button", name="All steps").click()
         expect(page.get_by_text("There is no sample of")).to_have_count(0)
 
@@ -436,26 +436,26 @@ class TestTheCursors:
         open_run(page, rich)
         charts(page).focus()
         page.keyboard.press("ArrowLeft")
-        expect(page.get_by_role("heading", name="token_similarity at step 18")).to_be_visible()
+        expect(page.get_by_role("heading", name="effective_rank at step 18")).to_be_visible()
         page.keyboard.press("ArrowUp")
         page.keyboard.press("ArrowUp")
         expect(page.get_by_role("status").filter(has_text="Layer")).to_have_text(
-            "Layer 1 · h.0, at step 18: token_similarity 0.2"
+            "Layer 1 · h.0, at step 18: effective_rank 0.2"
         )
         page.keyboard.press("Home")
-        expect(page.get_by_role("heading", name="token_similarity at step 0")).to_be_visible()
+        expect(page.get_by_role("heading", name="effective_rank at step 0")).to_be_visible()
         page.keyboard.press("+")
         expect(page.get_by_role("button", name="All steps")).to_be_visible()
         page.keyboard.press("-")
         expect(page.get_by_role("button", name="All steps")).to_be_hidden()
         page.keyboard.press("Escape")
-        expect(page.get_by_role("heading", name="token_similarity at step 19 (latest)")).to_be_visible()
+        expect(page.get_by_role("heading", name="effective_rank at step 19 (latest)")).to_be_visible()
         expect(page.get_by_label("layer", exact=True)).to_have_value("")
 
     def test_the_slider_chooses_the_step(self, page, rich):
         open_run(page, rich)
         page.get_by_label("Step of the layer profile").press("ArrowLeft")
-        expect(page.get_by_role("heading", name="token_similarity at step 18")).to_be_visible()
+        expect(page.get_by_role("heading", name="effective_rank at step 18")).to_be_visible()
 
 
 class TestASpikeOfOneStep:
@@ -470,7 +470,7 @@ class TestASpikeOfOneStep:
         values = np.random.default_rng(0).uniform(0.05, 0.15, (cls.NUM_STEPS, BLOCKS + 1))
         values[cls.AT, cls.LAYER] = 0.999
         frames = [
-            Frame(step, step, START_S + step, {"loss": 1.0}, {"token_similarity": Array.of(row)})
+            Frame(step, step, START_S + step, {"loss": 1.0}, {"effective_rank": Array.of(row)})
             for step, row in enumerate(values.tolist())
         ]
         store = Store(database)
@@ -488,7 +488,7 @@ class TestASpikeOfOneStep:
             found = pixels(page, "map")
             columns = page.get_by_label("Step of the layer profile").get_attribute("max")
             seen.append((int(columns) + 1, sum(n for colour, n in found.items() if is_near(colour, self.YELLOW))))
-            if page.get_by_role("heading", name=f"token_similarity at step {self.AT:,}").is_visible():
+            if page.get_by_role("heading", name=f"effective_rank at step {self.AT:,}").is_visible():
                 break
             with page.expect_response(re.compile("heatmap")):
                 page.get_by_role("button", name="Zoom in").click()
@@ -662,26 +662,26 @@ class TestAttempts:
         page.get_by_text("Attempts (2)").click()
         page.get_by_role("row", name="attempt 1").get_by_role("button", name="Show as it was").click()
         expect(page.get_by_text("This is attempt 1 as it was.")).to_be_visible()
-        expect(page.get_by_role("heading", name="token_similarity at step 19")).to_be_visible()
+        expect(page.get_by_role("heading", name="effective_rank at step 19")).to_be_visible()
         expect(page).to_have_url(re.compile("attempt=1"))
         point_at(page, "loss", 12 / 19.5, 0.5)
         expect(tooltip(page)).to_contain_text("loss2")
         page.get_by_role("button", name="Show the run as it stands").last.click()
-        expect(page.get_by_role("heading", name="token_similarity at step 14 (latest)")).to_be_visible()
+        expect(page.get_by_role("heading", name="effective_rank at step 14 (latest)")).to_be_visible()
 
     def test_that_are_not_there_are_said_to_be_missing_and_the_run_is_shown(self, page, resumed):
         open_run(page, resumed, "?attempt=99")
         expect(page.get_by_text("This run has no attempt 99. It is shown as it stands.")).to_be_visible()
-        expect(page.get_by_role("heading", name="token_similarity at step 14 (latest)")).to_be_visible()
+        expect(page.get_by_role("heading", name="effective_rank at step 14 (latest)")).to_be_visible()
         page.get_by_label("layer", exact=True).select_option("1")
         expect(page.get_by_text("This run has no attempt")).to_have_count(0)
-        expect(page).to_have_url(re.compile(r"\?metric=token_similarity&layer=1$"))
+        expect(page).to_have_url(re.compile(r"\?metric=effective_rank&layer=1$"))
 
     def test_are_shown_whole_also_where_the_run_was_zoomed(self, page, resumed):
         open_run(page, resumed, "?from=5&to=9")
         page.get_by_text("Attempts (2)").click()
         page.get_by_role("row", name="attempt 1").get_by_role("button", name="Show as it was").click()
-        expect(page.get_by_role("heading", name="token_similarity at step 19")).to_be_visible()
+        expect(page.get_by_role("heading", name="effective_rank at step 19")).to_be_visible()
         wait_for_charts(page)
         assert axis_of(charts(page)) == [-0.5, 19.5]
 
@@ -927,15 +927,15 @@ class TestAnAlert:
         open_run(page, run_id, "?from=2&to=12")
         page.get_by_text("Resolved (1)").click()
         page.get_by_role("button", name="Show step 15").click()
-        expect(page.get_by_role("heading", name="token_similarity at step 15")).to_be_visible()
+        expect(page.get_by_role("heading", name="effective_rank at step 15")).to_be_visible()
         expect(page.get_by_text("This is attempt 1 as it was.")).to_be_visible()
-        expect(page).to_have_url(re.compile(r"\?metric=token_similarity&step=15&attempt=1$"))
+        expect(page).to_have_url(re.compile(r"\?metric=effective_rank&step=15&attempt=1$"))
         wait_for_charts(page)
         assert axis_of(charts(page)) == [-0.5, 19.5]
         page.evaluate("location.hash += '&from=2&to=12'")
         page.get_by_role("button", name="Show step 10").click()
         expect(page.get_by_text("This is attempt 1 as it was.")).to_have_count(0)
-        expect(page).to_have_url(re.compile(r"\?metric=token_similarity&step=10&from=2&to=12$"))
+        expect(page).to_have_url(re.compile(r"\?metric=effective_rank&step=10&from=2&to=12$"))
 
     def test_is_called_by_a_click_on_its_band(self, page, failing, alert):
         open_run(page, failing)
@@ -949,7 +949,7 @@ class TestWhatAClientSends:
         name, block = given[:MAX_NAME], given[:MAX_BLOCK_NAME]
         fields = {"project": name, "tags": [name], "config": {given: given}, "blocks": [block] * 4}
         run_id = service.register(name, **fields)
-        layers = {"token_similarity": Array.of([0.1, 0.2, 0.3, 0.4, 0.5])}
+        layers = {"effective_rank": Array.of([0.1, 0.2, 0.3, 0.4, 0.5])}
         reasons = {"omega": given}
         service.send(run_id, *(Frame(i, i, START_S + i, {"loss": 1.0}, layers, {}, reasons) for i in range(3)))
         open_run(page, run_id, "?layer=1")
