@@ -91,14 +91,16 @@ class TestSeries:
 
 class TestTail:
     def test_groups_layers_of_one_stack(self, run):
-        sample = json.loads(run("tail", "t5", "--once", "--json", "--groups", "2", "--lines", "1").out.splitlines()[0])
+        arguments = "t5", "--once", "--json", "--groups", "2", "--lines", "1", "--metric", "token_similarity"
+        sample = json.loads(run("tail", *arguments).out.splitlines()[0])
         assert sample["token_similarity"] == {
             "encoder 0-2": pytest.approx(0.2),
             "decoder 0-2": pytest.approx(0.6),
         }
 
     def test_has_words_without_spaces_in_a_pipe(self, run):
-        assert " token_similarity.decoder.0-2=0.6" in run("tail", "t5", "--once", "--groups", "1", "--lines", "1").out
+        arguments = "t5", "--once", "--groups", "1", "--lines", "1", "--metric", "token_similarity"
+        assert " token_similarity.decoder.0-2=0.6" in run("tail", *arguments).out
 
 
 class TestTheClient:
