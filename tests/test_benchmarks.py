@@ -307,13 +307,6 @@ class TestLive:
         assert len(delays) >= len(harmed) - 1, printed
         assert statistics.median(delays) <= 60, printed
 
-    def test_gives_the_right_verdict_in_all_but_two_harmed_runs(self, printed):
-        """The target is 0.90 of all seeds."""
-        of_both = re.findall(r"^\* verdict of the right family: (\d+) of (\d+)$", printed, re.MULTILINE)
-        num_right, num_harmed = (sum(map(int, numbers)) for numbers in zip(*of_both, strict=True))
-        assert num_harmed >= 17, printed
-        assert num_right >= num_harmed - 2, printed
-
     def test_is_hardly_behind_the_best_rule_on_the_loss(self, printed, rows):
         found = [row for row in rows.values() if row["first_alert"] != "-" and row["loss_rules"] != "inf"]
         lags = [int(row["first_alert"].split()[0]) - int(row["loss_rules"]) for row in found]
