@@ -60,8 +60,9 @@ MAX_ZEROS = 2
 """Number of usual bends that may be 0. More are there if the loss is rounded more coarsely than it varies."""
 
 NUM_NORMS_NOT_FINITE = 3
-"""Gradient norms in a row that are not finite, after one that was. A gradient scaler skips single steps on purpose, and the
-first few steps until it has found its scale."""
+"""Gradient norms in a row that are not finite. A gradient scaler skips single steps on purpose."""
+NUM_NORMS_FINITE = 10
+"""Gradient norms in a row that are finite once a gradient scaler has found its scale. Before, it skips most steps."""
 
 PATIENCE = 60
 """Steps for which a pending alert counts as a sign. Built-in rules hold for 50 steps or less. One that fires without having
@@ -252,8 +253,8 @@ class Suspicion:
         self._waiting: Sign | None = None
         """A sign that `is_usual` has found."""
         self._num_norms_not_finite = 0
-        self._was_norm_finite = False
-        """Whether a norm was finite so far."""
+        self._num_norms_finite = 0
+        """Finite norms in a row; it stays at `NUM_NORMS_FINITE`."""
         self._was_loss_finite = True
         """Whether all losses were finite so far."""
         self._followed: dict[str, int] = {}
@@ -295,7 +296,7 @@ class Suspicion:
         if grad_norm is not None:
             if type(grad_norm) is not float or not math.isfinite(grad_norm) or self._num_norms_not_finite:
                 return False
-            self._was_norm_finite = True
+            self._count_norm(grad_norm)
         if loss is None:
             return True
         if not -math.inf < loss < self._limit:
@@ -329,13 +330,16 @@ class Suspicion:
             if not -math.inf < number < self._limit or len(self._usual) >= CHECK_EVERY:
                 sign = self._watch() or sign
         for number in self._late_norms.put(grad_norm):
-            self._was_norm_finite |= math.isfinite(number)
-            self._num_norms_not_finite = (
-                0 if math.isfinite(number) else self._num_norms_not_finite + self._was_norm_finite
-            )
+            self._count_norm(number)
             if self._num_norms_not_finite == NUM_NORMS_NOT_FINITE:
                 sign = sign or Sign("the gradient norm is not finite", is_urgent=True)
         return sign
+
+    def _count_norm(self, norm: float) -> None:
+        is_finite, is_settled = math.isfinite(norm), self._num_norms_finite >= NUM_NORMS_FINITE
+        self._num_norms_not_finite = 0 if is_finite else self._num_norms_not_finite + is_settled
+        if not is_settled:
+            self._num_norms_finite = self._num_norms_finite + 1 if is_finite else 0
 
     def _watch(self) -> Sign | None:
         """Watch the newest losses."""

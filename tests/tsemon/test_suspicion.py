@@ -215,9 +215,15 @@ class TestSuspicion:
 
     def test_reports_a_gradient_norm_each_time_that_it_is_not_finite_three_times_in_a_row(self):
         suspicion = Suspicion()
-        norms = [1.0, *[math.inf] * 4, 1.0, math.inf, math.inf, 1.0, None, math.nan, None, math.inf, math.inf]
+        norms = [*[1.0] * 10, *[math.inf] * 4, 1.0, math.inf, math.inf, 1.0, None, math.nan, None, math.inf, math.inf]
         told = [step for step, norm in enumerate(norms) if sign(suspicion, step, 2.0, norm)]
-        assert told == [3, 13]
+        assert told == [12, 22]
+
+    def test_does_not_report_a_gradient_scaler_that_looks_for_its_scale(self):
+        """As torch.amp.GradScaler does with float16 and a large loss."""
+        suspicion = Suspicion()
+        norms = [0.8, *[math.nan] * 5, *[math.inf] * 3, 0.8, math.inf, *[0.8] * 3, math.inf, *[0.8] * 12, math.inf, 0.8]
+        assert not [step for step, norm in enumerate(norms) if sign(suspicion, step, 2.0, norm)]
 
     def test_follows_a_pending_alert_until_its_patience_is_over(self):
         suspicion, pending = Suspicion(), [alert("a", "pending")]
