@@ -23,6 +23,7 @@ from tests.clients.command_line import (
 )
 from tests.processes import start_python, start_tsemon
 from tsemon_client import Client
+from tsemon_client.commands.alerts import state_of
 from tsemon_client.commands.tail import Lines, Watched
 
 
@@ -132,6 +133,24 @@ class TestTailInAPipe:
             lines.look()
             lines.tell()
             assert capsys.readouterr().out.startswith("step=20 loss=2 token_similarity.0-4=")
+
+    def test_tells_how_alerts_ended_with_a_run_that_ends_while_it_asks(self, service, going_on, monkeypatch):
+        _, run_id = going_on
+        send(service.url, run_id, [frame(20, NAN)])
+        ask = Client.run
+
+        def end_and_ask(client, *args):
+            change(service.url, run_id, "finished")
+            return ask(client, *args)
+
+        with Client(service.url) as client:
+            watched = Watched(client, run_id, (), 1)
+            watched.look()
+            assert {one.state for one in watched.incidents} == {"open"}
+            monkeypatch.setattr(Client, "run", end_and_ask)
+            watched.look()
+        assert {state_of(one)[0] for one in watched.alerts} == {"fired to the end"}
+        assert {one.state for one in watched.incidents} == {"ended"}
 
     def test_prints_json_lines(self, run):
         done = run("tail", "vision/vit", "--json", "--groups", "2", "--metric", "token_similarity")

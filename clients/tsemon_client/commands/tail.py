@@ -130,9 +130,9 @@ class Watched:
         """Ask for all of it anew. Raises UnknownRun where it was deleted, UnknownMetric, ServerUnreachable."""
         # First: whoever is told of an alert is told of its sample, too.
         self._look_at_alerts()
-        with suppress(ServerRefused):  # an older server has no incidents
-            self.incidents = self.client.incidents(run_id=self.run_id, limit=MAX_INCIDENTS).all()
         run = self.run = self.client.run(self.run_id)
+        if self.is_over:  # maybe only since then, and its alerts end with it
+            self._look_at_alerts()
         recorded = run.metrics
         self.loss = None
         if "loss" in recorded.scalars:
@@ -166,6 +166,8 @@ class Watched:
         # What ended between the two questions is in both answers.
         known = {alert.alert_id: alert for alert in [*is_open, *over[:MAX_PAST_ALERTS], *ended]}
         self.alerts = sorted(known.values(), key=lambda alert: alert.updated_at, reverse=True)
+        with suppress(ServerRefused):  # an older server has no incidents
+            self.incidents = self.client.incidents(run_id=self.run_id, limit=MAX_INCIDENTS).all()
 
     def groups_of(self, heat: Heatmap) -> Iterator[tuple[range, list[float | None]]]:
         """Each group of layers, and per column its mean; None where one of them is not finite, which a mean would hide."""
