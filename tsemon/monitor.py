@@ -46,7 +46,7 @@ KNOWN_TO_BOTH = frozenset(("loss", "learning_rate"))
 """Scalars that tsemon knows as well as the user. Its own value is kept."""
 
 LATE_STEPS = 20
-"""Steps after which a loss that was given has arrived on the host."""
+"""Steps after which a loss or a gradient norm has arrived on the host."""
 
 
 class _Newest(NamedTuple):
@@ -416,7 +416,8 @@ class Monitor:
             slow_gap=self._cadence.gap * self._cadence.slow_every,
             zooms=self._zooms,
             refusals=self._suspicion.refusals,
-            is_loss_watched=self._is_loss_watched,
+            is_loss_watched=self._is_watched(self._suspicion.has_loss),
+            is_grad_norm_watched=self._is_watched(self._suspicion.has_grad_norm),
             overhead_ratio=self._overhead_ratio(),
             sample_s=self._newest.spent.cost_s,
             tiers=self._tiers,
@@ -424,10 +425,9 @@ class Monitor:
             num_faults=self._faults.count,
         )
 
-    @property
-    def _is_loss_watched(self) -> bool:
+    def _is_watched(self, has_come: bool) -> bool:
         is_early = self._step - self._first_step < LATE_STEPS
-        return is_early or not self._cadence.is_adaptive or self._ranks is not None or self._suspicion.has_loss
+        return has_come or is_early or not self._cadence.is_adaptive or self._ranks is not None
 
     def close(self, *, state: RunState = "finished", timeout_s: float = 5.0) -> None:
         """Take all hooks out, deliver what can be delivered within `timeout_s`, keep the rest in the spool.

@@ -52,6 +52,9 @@ class Status:
     """None if every sign of trouble led to a zoom, or needed none because samples were near anyway."""
     is_loss_watched: bool
     """False if zooms lack the signs of the loss, because `step` was given none on the CPU or a CUDA device."""
+    is_grad_norm_watched: bool
+    """False if zooms lack the signs of the gradient norm: `torch.nn.utils.clip_grad_norm_` did not compute it for the
+    whole model, and `step` was not given it as `grad_norm`."""
     overhead_ratio: float
     """tsemon's own share of wall time on the training thread since attach."""
     sample_s: float
@@ -88,6 +91,13 @@ class Status:
         if not self.is_loss_watched:
             lines.append(
                 ("no zooms", "at signs of the loss: monitor.step() was given no loss on the CPU or a CUDA device")
+            )
+        if not self.is_grad_norm_watched:
+            lines.append(
+                (
+                    "no zooms",
+                    "at signs of the gradient norm: clip it by its norm as a whole, or pass step(grad_norm=...)",
+                )
             )
         lines += [("mirror", mirror) for mirror in sent.mirrors]
         if sent.last_error and not any(fault.startswith(sent.last_error) for fault in self.faults):

@@ -268,6 +268,8 @@ class Suspicion:
         self.refusals: Refusals | None = None
         self.has_loss = False
         """Whether it has seen a loss."""
+        self.has_grad_norm = False
+        """The same of the norm of the gradient."""
         self._begun_at: deque[float] = deque(maxlen=MAX_PER_HOUR)
         self._now_s = now_s
 
@@ -336,6 +338,7 @@ class Suspicion:
         return sign
 
     def _count_norm(self, norm: float) -> None:
+        self.has_grad_norm = True
         is_finite, is_settled = math.isfinite(norm), self._num_norms_finite >= NUM_NORMS_FINITE
         self._num_norms_not_finite = 0 if is_finite else self._num_norms_not_finite + is_settled
         if not is_settled:

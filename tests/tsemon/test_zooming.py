@@ -216,12 +216,32 @@ class TestALossThatComesLateOrSeldom:
         assert zooms.reason == "the loss jumped from about 2 to 9"
 
     def test_is_missed_by_the_status_where_it_never_comes(self, loop):
+        text = "no zooms      at signs of the loss: monitor.step() was given no loss"
         loop.run(19, loss=None)
-        assert "no zooms" not in str(loop.monitor)
+        assert text not in str(loop.monitor)
         loop.run(1, loss=None)
-        assert "no zooms      at signs of the loss: monitor.step() was given no loss" in str(loop.monitor)
+        assert text in str(loop.monitor)
         loop.run(1)
-        assert "no zooms" not in str(loop.monitor)
+        assert text not in str(loop.monitor)
+
+
+class TestAGradientNormThatNeverComes:
+    @pytest.mark.parametrize("norm", [1.0, torch.tensor(math.inf)])
+    def test_is_missed_by_the_status(self, loop, norm):
+        text = (
+            "no zooms      at signs of the gradient norm: clip it by its norm as a whole, or pass step(grad_norm=...)"
+        )
+        for _ in range(20):
+            loop.monitor.step(loss=2.0)
+        assert text in str(loop.monitor)
+        assert not loop.monitor.status.is_grad_norm_watched
+        for _ in range(2):
+            loop.monitor.step(loss=2.0, grad_norm=norm)
+        assert text not in str(loop.monitor)
+
+    def test_does_not_matter_if_it_is_clipped(self, loop):
+        loop.run(20)
+        assert "gradient norm: clip it" not in str(loop.monitor)
 
 
 class TestASampleThatFails:
