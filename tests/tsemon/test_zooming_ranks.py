@@ -93,7 +93,7 @@ class TestRanks:
         assert first["sampled"] == second["sampled"]
         assert first["num_held_up"] > 0 == second["num_held_up"], "the maximum per hour is over in one rank alone"
         assert first["zooms"][0] == second["zooms"][0] > 10
-        assert len({gap for _, gap, _ in first["sampled"]}) > 10
+        assert len({gap for _, gap, _ in first["sampled"]}) > 2
         assert first["faults"] == second["faults"] == [FAULT]
 
     def test_do_not_count_the_wait_for_a_late_rank_as_cost(self, seen):
