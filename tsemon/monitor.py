@@ -340,7 +340,7 @@ class Monitor:
         """Log a warning once, and keep it for `status`: for integrations."""
         self._faults.warn(text)
 
-    def burst(self, *, steps: int = 50, every: int = 1) -> None:
+    def burst(self, steps: int = 50, *, every: int = 1) -> None:
         """Sample every `every` steps for `steps` steps, the slow tier too, whatever the budget: so that it is on record.
 
         It begins with the next step. With ranks every one calls it at the same step. Raises InvalidArgument.

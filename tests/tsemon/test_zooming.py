@@ -199,7 +199,7 @@ class TestItDoesNotZoomIn:
 
     def test_in_a_burst_of_the_users(self, loop):
         loop.run(200)
-        loop.monitor.burst(steps=8, every=2)
+        loop.monitor.burst(8, every=2)
         loop.run(60, loss=math.nan)
         assert [step for step in loop.sampled() if step > 150] == [201, 203, 205, 207]
 
