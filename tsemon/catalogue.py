@@ -25,7 +25,7 @@ ZHAI = "Stabilizing Transformer Training by Preventing Attention Entropy Collaps
 MERRILL = "Effects of Parameter Norm Growth (arXiv 2010.09697)"
 
 NUM_RECENT = 5
-"""Losses that `loss_recent` is the mean of."""
+"""Losses that `loss_recent` is the mean of, and norms that `grad_norm_recent` is."""
 NUM_OF_NOISE, NOISE_ENDS_BEFORE = 32, 8
 """Number of losses of `loss_before` and `loss_noise`, and number of later ones."""
 PLACES = ("largest", "second largest", "third largest", "fourth largest")
@@ -581,6 +581,32 @@ CATALOGUE: tuple[Metric, ...] = (
         title="how much the training loss varies from step to step",
         equation=f"standard deviation of the {NUM_OF_NOISE} losses that end {NOISE_ENDS_BEFORE} steps before this one; "
         "at least half of them must be there and finite",
+    ),
+    _per_run(
+        name="grad_norm_mean",
+        title="mean gradient norm since the last sample",
+        equation="mean of the finite ones of the last n norms before clipping, of all parameters clipped together, "
+        "as torch.nn.utils.clip_grad_norm_ computed them or as passed to monitor.step(grad_norm=...), n = min(steps since "
+        "the last sample, 4096), this step's among them",
+        flops="n",
+        traffic="30 n",
+    ),
+    _per_run(
+        name="grad_norm_max",
+        title="largest gradient norm since the last sample",
+        equation="max over the same",
+        log_scale=True,
+    ),
+    _per_run(
+        name="grad_norm_nonfinite",
+        title="steps since the last sample whose gradient norm was not finite",
+        equation="number of NaN and infinities among the n",
+    ),
+    _per_run(
+        name="grad_norm_recent",
+        title="mean gradient norm of the last 5 steps",
+        equation=f"mean of the finite ones of the last {NUM_RECENT} norms, however near the last sample is",
+        log_scale=True,
     ),
     _per_run(
         name="untrained_parameters",

@@ -23,6 +23,7 @@ from tsemon.faults import Faults
 from tsemon.late import on_host
 from tsemon.probes import Given, Probe, Ranks, Reading, Span, ThreadState, agree
 from tsemon.probes.clip_norm import ClipNorm
+from tsemon.probes.grad_norms import GradNormProbe
 from tsemon.probes.output_loss import OutputLoss
 from tsemon.probes.probe import ORIGIN
 from tsemon.registration import step_of_state
@@ -134,7 +135,7 @@ class Monitor:
         if cadence.is_adaptive and "nonfinite" in self._tiers:
             self._faults.guard(probe.watch_gradient, self._look_for_origin)
         self._clip_norm: ClipNorm | None = None
-        if cadence.is_adaptive:
+        if cadence.is_adaptive or not self._tiers.keys().isdisjoint(GradNormProbe.METRICS):
             self._faults.guard(self._watch_clipping, probe)
         self._faults.guard(self._arm, probe)
         self._close_at_exit = _closing_at_exit(weakref.ref(self))
@@ -219,6 +220,8 @@ class Monitor:
             return False
         if number is not None:
             probe.take_loss(number)
+        if norm is not None:
+            probe.take_grad_norm(norm)
         self._step += 1
         self._outbox.step = self._step
         return True
@@ -248,6 +251,10 @@ class Monitor:
             if state.is_unseen:
                 loss = on_host(loss)
             contain(probe.take_loss, loss)
+        if probe is not None and grad_norm is not None:
+            if state.is_unseen:
+                grad_norm = on_host(grad_norm)
+            contain(probe.take_grad_norm, grad_norm)
         if probe is not None and self._step >= self._next_sample:
             try:
                 self._sample(probe, loss, sequences, scalars)
@@ -530,10 +537,10 @@ class Monitor:
         self._last_sample, self._next_sample = self._step, self._step + gap
 
     def _sample_last(self, probe: Probe, step: int) -> None:
-        """Send the losses since the last sample."""
+        """Send the losses and gradient norms since the last sample."""
         self._mark()
         reading = probe.collect_last(self._tiers)
-        if not reading.scalars:  # no loss was given
+        if not reading.scalars:  # none was given
             return
         sample = Sample(reading, self._own_scalars(), step, self._faults.contain, stacks=self._stacks)
         self._outbox.put(sample.to_frame)

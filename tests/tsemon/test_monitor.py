@@ -267,7 +267,8 @@ class TestStep:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         every = {metric.name for metric in CATALOGUE}
         with tsemon.attach(model, optimizer, run="r", every=1, measures=every, spool_dir=tmp_path) as monitor:
-            train(model, forward, 3 * SLOW_EVERY + 1, monitor, optimizer, sequence_losses=[1.0, 2.0, 3.0, 4.0])
+            given = {"sequence_losses": [1.0, 2.0, 3.0, 4.0], "grad_norm": 1.0}
+            train(model, forward, 3 * SLOW_EVERY + 1, monitor, optimizer, **given)
             assert monitor.status.not_measured == {}
         frame = frames_in(tmp_path)[3 * SLOW_EVERY]  # by then growth has an exponent, and the loss a noise
         assert {*frame["layers"], *frame["scalars"]} == every
@@ -679,9 +680,13 @@ class TestStatus:
             lines = str(monitor.status).splitlines()
         kinds = {
             name: sorted({line[:14].strip() for line in lines if re.search(rf"\b{name}\b", line[14:])})
-            for name in ("grad_norm", "update_norm", "step_size")
+            for name in ("gradient_alignment", "update_norm", "step_size")
         }
-        assert kinds == {"grad_norm": ["measured"], "update_norm": ["incomplete"], "step_size": ["not measured"]}
+        assert kinds == {
+            "gradient_alignment": ["measured"],
+            "update_norm": ["incomplete"],
+            "step_size": ["not measured"],
+        }
         (text,) = (line for line in lines if line[14:].startswith("update_norm"))
         assert "which the optimizer given to attach() does not train: if another optimizer trains them" in text
 

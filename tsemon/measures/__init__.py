@@ -9,6 +9,7 @@ from tsemon.measures.attention import *
 from tsemon.measures.changes import *
 from tsemon.measures.escalation import *
 from tsemon.measures.feedforward import *
+from tsemon.measures.grad_norms import *
 from tsemon.measures.growth import *
 from tsemon.measures.inputs import *
 from tsemon.measures.losses import *

@@ -27,9 +27,11 @@ from tsemon.probes.discovery import (
     runs_compiled,
 )
 from tsemon.probes.escalation import EscalationProbe
+from tsemon.probes.every_step import EveryStep
 from tsemon.probes.experiment import Experiment, with_other_token
 from tsemon.probes.extra_pass import ExtraPass
 from tsemon.probes.feedforward import FeedForwardProbe
+from tsemon.probes.grad_norms import GradNormProbe
 from tsemon.probes.held import HeldBatch, ProbeBatch
 from tsemon.probes.hooks import Guard, Hooks, Span
 from tsemon.probes.inputs import InputProbe
@@ -134,7 +136,7 @@ class Probe:
         self._held = HeldBatch(model, probe_batch, can_cut=not any(block.tokens_first for block in blocks))
         self._plain_pass, self._scaled_pass = ExtraPass(self._held), ExtraPass(self._held)
         self._saturation = SaturationProbe(model, blocks, stacks, self._packing, self._layouts)
-        self._losses = LossProbe()
+        self._losses, self._grad_norms = LossProbe(), GradNormProbe()
         outputs = OutputProbe(self._path, blocks, depth, self._packing)
         self._inputs = InputProbe(outputs.logits_of)
         self._layout_probe = LayoutProbe(blocks, depth, self._packing, self._calls, self._layouts)
@@ -153,6 +155,7 @@ class Probe:
             "value output": ValueOutputProbe(blocks, depth, parameters),
             "saturation": self._saturation,
             "losses": self._losses,
+            "grad norms": self._grad_norms,
             "inputs": self._inputs,
         }
         for name, where in PLACES.items():
@@ -228,7 +231,11 @@ class Probe:
         self._guard.run(self._drop_failed_pass)
         self._is_late = not is_armed
         if self._is_late:
-            of_step = (*LossProbe.METRICS, *(SEQUENCE_METRICS if self._inputs.has_given else ()))
+            of_step = (
+                *LossProbe.METRICS,
+                *GradNormProbe.METRICS,
+                *(SEQUENCE_METRICS if self._inputs.has_given else ()),
+            )
             self.arm({"nonfinite", *self.wanted.intersection(of_step)})
         self._pass_again()
         self._origin = nonfinite_parameters(self._model)
@@ -300,9 +307,17 @@ class Probe:
     def take_loss(self, loss: object) -> None:
         """Remember the loss of a step, sampled or not, for the next sample."""
         if self._losses.wanted:
-            self._losses.add(loss)
-            if self._losses.is_full:
-                self._guard.run(self._losses.stack)
+            self._take(self._losses.given, loss)
+
+    def take_grad_norm(self, norm: object) -> None:
+        """The same of the norm of its gradient."""
+        if self._grad_norms.wanted:
+            self._take(self._grad_norms.given, norm)
+
+    def _take(self, numbers: EveryStep, number: object) -> None:
+        numbers.add(number)
+        if numbers.is_full:
+            self._guard.run(numbers.stack)
 
     @property
     def is_busy(self) -> bool:
@@ -399,21 +414,22 @@ class Probe:
         return reading
 
     def collect_last(self, wanted: Collection[str]) -> Reading:
-        """Return the last loss, and the metrics of the losses since the last sample.
+        """Return the last loss, and the metrics of the losses and gradient norms since the last sample.
 
         The parameters may have changed since the last step: loops load the best checkpoint, or averages, at the end.
         """
         reading = Reading()
-        self._guard.run(self._measure_losses, wanted, reading)
+        for name in ("losses", "grad norms"):
+            self._guard.run(self._measure_alone, name, wanted, reading)
+        if reading.scalars and self._losses.newest is not None:
+            reading.scalars["loss"] = self._losses.newest
         return reading
 
-    def _measure_losses(self, wanted: Collection[str], reading: Reading) -> None:
-        part, partials = self._parts["losses"], dict[str, Partial]()
+    def _measure_alone(self, name: str, wanted: Collection[str], reading: Reading) -> None:
+        part, partials = self._parts[name], dict[str, Partial]()
         part.want(wanted)
-        self._gather("losses", part, partials)
-        self._finish("losses", part, {key: partial.value for key, partial in partials.items()}, reading)
-        if partials and self._losses.newest is not None:
-            reading.scalars["loss"] = self._losses.newest
+        self._gather(name, part, partials)
+        self._finish(name, part, {key: partial.value for key, partial in partials.items()}, reading)
 
     def _take_notes(self, reading: Reading) -> None:
         reading.notes += self._experiment.take_notes()

@@ -485,6 +485,15 @@ class TestWhatIsNoLongerMeasured:
         ]
         assert names(views) == {"dead-probes"}
 
+    def test_is_not_what_a_loop_leaves_out_that_skips_steps_with_a_gradient_that_is_not_finite(self):
+        measured = {"nonfinite": np.zeros(3), "grad_norm": np.ones(2)}
+        views = [
+            View(5 * i, {"loss": 2.0, "grad_norm_recent": 1.0 if i < 5 else math.nan}, measured if i < 5 else {})
+            for i in range(10)
+        ]
+        assert names(views) == {"non-finite-gradient"}
+        assert names([View(v.step, v.scalars | {"grad_norm_recent": 1.0}, v.layers) for v in views]) == {"dead-probes"}
+
     def test_is_not_what_the_last_frame_of_a_run_leaves_out(self):
         measured = {"nonfinite": np.zeros(3), "grad_norm": np.ones(2)}
         views = [View(5 * sample, {"loss": 2.0, "loss_mean": 2.0}, measured) for sample in range(10)]

@@ -142,7 +142,7 @@ class Run:
         self.kind = kind = make()
         model = kind.model.eval()  # without dropout; gradients make it a training pass
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
-        self.losses, self.gradients, self.thetas = [], [], [self._tensors(lambda p: p)]
+        self.losses, self.grad_norms, self.gradients, self.thetas = [], [], [], [self._tensors(lambda p: p)]
         monitor = tsemon.attach(
             model, optimizer, run="r", every=EVERY, measures=NAMES, attention_rows="all", spool_dir=folder
         )
@@ -154,6 +154,7 @@ class Run:
             self.captured.remove()
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["input_ids"].roll(1).flatten())
             loss.backward()
+            self.grad_norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf).item())
             optimizer.step()
             self.losses.append(loss.item())
             self.gradients.append(self._tensors(lambda p: torch.zeros_like(p) if p.grad is None else p.grad))
@@ -326,6 +327,10 @@ def of_losses(name, num=EVERY):
     return lambda run: oracle.losses(np.array(run.losses[-num:]))[name]
 
 
+def of_grad_norms(kind, num=EVERY):
+    return lambda run: oracle.losses(np.array(run.grad_norms[-num:]))[f"loss_{kind}"]
+
+
 def of_group(group, kind):
     return {
         "param": lambda run: oracle.norm(run.group(run.thetas[-1], group)),
@@ -422,6 +427,8 @@ DEFINITIONS = {
     "input_overlap": Run.overlap,
     **{f"loss_{kind}": of_losses(f"loss_{kind}") for kind in ("mean", "min", "max", "std", "nonfinite")},
     **{f"loss_{kind}": of_losses(f"loss_{kind}", NUM_STEPS) for kind in ("recent", "before", "noise")},
+    **{f"grad_norm_{kind}": of_grad_norms(kind) for kind in ("mean", "max", "nonfinite")},
+    "grad_norm_recent": of_grad_norms("recent", NUM_STEPS),
 }
 NAMES = sorted({metric.name for metric in CATALOGUE} - NOT_OF_TENSORS.keys())
 

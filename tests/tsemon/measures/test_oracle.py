@@ -429,6 +429,16 @@ class TestPredictions:
             {"rtol": 1e-9, "atol": 1e-6 if name in ("loss_std", "loss_noise") else 0.0},
         )
 
+    @holds("grad_norm_mean", "grad_norm_max", "grad_norm_nonfinite", "grad_norm_recent")
+    @pytest.mark.parametrize("kind", ["usual", "with holes", "one", "none"])
+    def test_of_gradient_norms(self, name, kind, dtype):
+        norms = float32(random(43).exponential(size=50))
+        if kind == "with holes":
+            norms[[3, 47, 49]] = NAN, math.inf, NAN
+        norms = {"one": norms[:1], "none": np.array([NAN, math.inf])}.get(kind, norms)
+        got = getattr(m, name)(inputs(dtype, norms)[0])
+        assert_agrees(got, oracle.losses(norms)[name.replace("grad_norm", "loss")], {"rtol": 1e-9, "atol": 0.0})
+
     @holds("input_overlap")
     @pytest.mark.parametrize("kept", [0, 1, 4])
     def test_of_inputs(self, name, kept, dtype):

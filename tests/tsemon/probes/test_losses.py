@@ -10,7 +10,8 @@ import torch
 import tsemon
 from tests import zoo
 from tests.frames import frames_in
-from tsemon.probes.losses import MAX_STEPS, NUM_PER_STACK, LossProbe
+from tsemon.probes.every_step import MAX_STEPS, NUM_PER_STACK
+from tsemon.probes.losses import LossProbe
 
 NAMES = LossProbe.METRICS[:5]
 """Of the steps since the last sample."""
@@ -66,13 +67,13 @@ class TestLossProbe:
     def test_takes_losses_of_two_devices(self, late):
         probe = LossProbe()
         for loss in [2.0] * late + [torch.ones((), device="meta"), 3.0]:
-            probe.add(loss)
-            if probe.is_full:
-                probe.stack()
+            probe.given.add(loss)
+            if probe.given.is_full:
+                probe.given.stack()
         for _ in range(2):
             assert probe.collect()
             assert probe._remembered.device.type == "meta", "a copy to the host would wait for the device"
-            probe.add(2.0)
+            probe.given.add(2.0)
 
     def test_has_the_spread_of_losses_that_hardly_differ(self, tmp_path):
         losses = [10.0 + i * 1e-4 for i in range(5)]
@@ -102,9 +103,9 @@ class TestLossProbe:
     def test_counts_the_last_steps_of_one_that_is_longer_still(self):
         probe = LossProbe()
         for number in range(3 * MAX_STEPS):
-            probe.add(float(number))
-            if probe.is_full:
-                probe.stack()
+            probe.given.add(float(number))
+            if probe.given.is_full:
+                probe.given.stack()
         sums = {name: partial.value for name, partial in probe.collect().items()}
         assert (sums["count"], sums["min"]) == (MAX_STEPS, 2 * MAX_STEPS)
 
@@ -125,10 +126,10 @@ class TestLossProbe:
         large = torch.ones(10_000)
         memory = large.untyped_storage()
         probe = LossProbe()
-        probe.add(Witness.apply(torch.ones(2, requires_grad=True)))
-        probe.add(large[0])
+        probe.given.add(Witness.apply(torch.ones(2, requires_grad=True)))
+        probe.given.add(large[0])
         assert freed == [True]
-        assert all(loss.untyped_storage().data_ptr() != memory.data_ptr() for loss, _ in probe._pending)
+        assert all(loss.untyped_storage().data_ptr() != memory.data_ptr() for loss, _ in probe.given._pending)
 
 
 class TestALossThatIsWrittenInto:
@@ -156,7 +157,7 @@ class TestALossThatIsWrittenInto:
         probe, found = LossProbe(), []
         for losses in ((1.0, 3.0, 5.0), (1.0, 3.0, 5.0)):
             for loss in map(torch.tensor, losses):
-                probe.add(loss)
+                probe.given.add(loss)
                 if loss < 5:
                     loss.mul_(1000)
             sums = {name: partial.value for name, partial in probe.collect().items()}

@@ -1,0 +1,93 @@
+"""One number of every step, such as the loss, as tensors on their device.
+
+Axes: N steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tsemon.probes.states import version_of
+
+MAX_STEPS = 4096
+"""Maximum number of steps that are kept; the oldest ones are dropped."""
+NUM_PER_STACK = 128
+"""Numbers are stacked as soon as there are this many, so that no step has to stack a thousand of them."""
+MAX_STORAGE_BYTES = 4096
+"""A number that is part of a larger tensor is copied, so that it does not keep that one."""
+
+
+class EveryStep:
+    """Keeps the numbers of the steps between two samples.
+
+    A tensor is kept as it is, detached: nothing is copied, nothing waits for the device. One that is written into before
+    it is read has lost the number that was given: it is left out, and numbers are copied from then on. They are, too, once one
+    has the memory of the one before, as the static output of a CUDA graph and a running sum have.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[Tensor | float, int | None]] = []
+        """Numbers, and the versions that the tensors among them had when they were given."""
+        self._stacks: deque[Tensor] = deque(maxlen=MAX_STEPS // NUM_PER_STACK)
+        self._newest: tuple[int, Tensor] | None = None
+        """The last tensor and its address, which no other one can have while this one lives."""
+        self._must_copy = False
+
+    def add(self, number: object) -> None:
+        """Take the number of one step. Ignores values other than one number, which get a warning elsewhere."""
+        if not isinstance(number, Tensor):
+            try:
+                self._pending.append((float(number), None))  # type: ignore[arg-type]
+            except (TypeError, ValueError):
+                return
+        elif type(number) is Tensor and number.numel() == 1 and not number.is_complex():
+            own = number.detach()
+            address = own.data_ptr()
+            self._must_copy |= self._newest is not None and self._newest[0] == address
+            self._newest = address, own
+            if self._must_copy or own.untyped_storage().nbytes() > MAX_STORAGE_BYTES:
+                own = own.clone()
+            self._pending.append((own, version_of(own)))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to `stack`."""
+        return len(self._pending) >= NUM_PER_STACK
+
+    def stack(self) -> None:
+        """Put the pending numbers into one tensor, except those that have changed since."""
+        pending, self._pending = self._pending, []
+        numbers = [
+            number for number, version in pending if not isinstance(number, Tensor) or version_of(number) == version
+        ]
+        self._must_copy |= len(numbers) < len(pending)
+        if not numbers:
+            return
+        tensors = [number for number in numbers if isinstance(number, Tensor)]
+        if not tensors:
+            self._stacks.append(torch.tensor(numbers, dtype=torch.float64))
+            return
+        # A float must not become an integer beside one.
+        wide = partial(torch.full, (), dtype=torch.float64, device=tensors[0].device)
+        tensors = [number if isinstance(number, Tensor) else wide(fill_value=number) for number in numbers]
+        self._stacks.append(
+            torch.stack(on_one_device([number.reshape(()) if number.ndim else number for number in tensors]))
+        )
+
+    def take(self) -> Tensor | None:
+        """Return the numbers of all steps since the last call, (N,) on their device. None if no step had one."""
+        if self._pending:
+            self.stack()
+        stacks = list(self._stacks)
+        self._stacks.clear()
+        return torch.cat(on_one_device(stacks)) if stacks else None
+
+
+def on_one_device(tensors: list[Tensor]) -> list[Tensor]:
+    """A loop may give some numbers on the host and others on a GPU. No copy to the host: it would wait for the device."""
+    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
+    return [tensor.to(device) for tensor in tensors]
