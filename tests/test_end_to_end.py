@@ -104,6 +104,29 @@ class CollapsingBlock(torch.nn.Module):
 
 
 class TestARunThatIsWatched:
+    def test_lists_the_rules_that_cannot_fire_yet(self, service, tmp_path):
+        model, forward = zoo.gpt2()
+        with tsemon.attach(
+            model, run="waits", project="tests", server=service.url, every=2, spool_dir=tmp_path
+        ) as monitor:
+
+            def train(num_steps):
+                for _ in range(num_steps):
+                    monitor.step(loss=forward().square().mean())
+                deadline = time.monotonic() + 30
+                while (rules := monitor.status.waiting_rules) is None or rules.step != monitor.num_steps - 1:
+                    assert time.monotonic() < deadline, "no answer"
+                    time.sleep(0.05)
+                return rules.why
+
+            first, second = train(3), train(16)
+            told = str(monitor)
+        assert first["batch-of-one-sample"] == "3 more samples with batch_similarity and 10 more steps"
+        assert "batch-of-one-sample" not in second
+        assert second["batch-repeats"] == "6 more samples with global_diversity and 10 more steps"
+        assert second["updates-too-small"] == "step_size, which the run does not have"
+        assert "step 18: batch-repeats cannot fire before 6 more samples" in told
+
     def test_arrives_whole_and_can_be_asked_for(self, service, client, tmp_path):
         torch.manual_seed(0)
         model, forward = zoo.gpt2()

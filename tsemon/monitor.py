@@ -408,7 +408,11 @@ class Monitor:
 
     @property
     def status(self) -> Status:
-        """The measured metrics, the missing ones with their reasons, the delivery and the cost."""
+        """The metrics, the missing ones with their reasons, the rules that cannot fire yet, the delivery and the cost.
+
+        Reading it asks the server for the rules. Nothing waits for the answer, which a later status has.
+        """
+        self._outbox.ask_for_rules()
         return Status(
             blocks=self._block_names,
             stacks=self._stacks,
@@ -419,6 +423,7 @@ class Monitor:
             not_measured=dict(self._not_measured),
             server=self._server,
             delivery=self._outbox.stats(),
+            waiting_rules=self._outbox.waiting_rules,
             gap=self._cadence.gap,
             slow_gap=self._cadence.gap * self._cadence.slow_every,
             zooms=self._zooms,

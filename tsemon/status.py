@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tsemon.catalogue import TIERS, Tier
 from tsemon.stacks import Stacks
 from tsemon.suspicion import Refusals
-from tsemon.transport import OutboxStats
+from tsemon.transport import OutboxStats, WaitingRules
 
 
 class Zooms(NamedTuple):
@@ -42,6 +42,8 @@ class Status:
     """Metric to the reason why that sample lacks it, in whole or in part."""
     server: str | None
     delivery: OutboxStats
+    waiting_rules: WaitingRules | None
+    """The rules that cannot fire yet, and why, as of the server's last answer; None before the first one."""
     gap: int
     """Steps between two samples."""
     slow_gap: int
@@ -79,6 +81,7 @@ class Status:
             *(("not measured", text) for text in self._gaps(self.not_measured.keys() - {*self.measured})),
             ("server", self._connection()),
             ("frames", f"{sent.num_sent} sent, {sent.num_pending} pending, {sent.num_dropped} dropped"),
+            *(("rules", text) for text in self._waiting_rules()),
             ("cost", f"{self.overhead_ratio:.2%} of wall time, {self.sample_s * 1e3:.1f} ms in the newest sample"),
             ("samples", f"every {self.gap} steps, with slow metrics every {self.slow_gap}"),
         ]
@@ -111,6 +114,17 @@ class Status:
         if not self.delivery.num_failures:
             return self.server
         return f"{self.server}, {self.delivery.num_failures} failed tries in a row; frames wait"
+
+    def _waiting_rules(self) -> list[str]:
+        if self.waiting_rules is None:
+            ask = "the server says which of them cannot fire yet while the run lasts: print again"
+            return [ask] if self.delivery.connected else []
+        step, why = self.waiting_rules
+        by_reason: dict[str, list[str]] = {}
+        for rule, reason in why.items():
+            by_reason.setdefault(reason, []).append(rule)
+        texts = [f"{', '.join(rules)} cannot fire before {reason}" for reason, rules in by_reason.items()]
+        return [f"{'' if step is None else f'step {step}: '}{text}" for text in texts or ["all of them can fire"]]
 
     def _measured_by_tier(self) -> Iterator[tuple[str, str]]:
         whole = [name for name in self.measured if name not in self.not_measured]

@@ -4,7 +4,7 @@ from tsemon.transport.folders import find_spools
 from tsemon.transport.http import HttpDelivery
 from tsemon.transport.memory import MemorySpool
 from tsemon.transport.names import check_name
-from tsemon.transport.outbox import Outbox, OutboxStats
+from tsemon.transport.outbox import Outbox, OutboxStats, WaitingRules
 from tsemon.transport.reading import SpoolReader
 from tsemon.transport.recorded import RunWriter, attempt_key, run_writer
 from tsemon.transport.silent import SilentOutbox
@@ -21,6 +21,7 @@ __all__ = [
     "Spool",
     "SpoolReader",
     "Synced",
+    "WaitingRules",
     "attempt_key",
     "check_name",
     "find_spools",

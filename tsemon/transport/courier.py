@@ -128,6 +128,11 @@ class Courier:
             self._send(spool, batch)
         return batch is not None
 
+    def rules(self) -> dict[str, Any]:
+        """Ask how each rule stands on the run."""
+        with self._noticing_loss():
+            return self._delivery.rules(self.register()[0])
+
     def finish(self, state: RunState) -> None:
         """Tell the service how this attempt ended."""
         run_id, attempt = self.register()

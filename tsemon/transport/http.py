@@ -113,6 +113,10 @@ class HttpDelivery:
         """What the service knows of the run."""
         return self._request("GET", f"/runs/{quote(run_id, safe='')}")
 
+    def rules(self, run_id: str) -> dict[str, Any]:
+        """How each rule stands on the run."""
+        return self._request("GET", f"/runs/{quote(run_id, safe='')}/rules")
+
     def frame(self, run_id: str, step: int) -> dict[str, Any] | None:
         """What the service shows of the run at this step; None where it has no frame of it."""
         try:

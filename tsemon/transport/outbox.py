@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from tsemon.errors import ServerUnreachable, TsemonError, UnknownAttempt, UnknownRun
+from tsemon.errors import ServerRefused, ServerUnreachable, TsemonError, UnknownAttempt, UnknownRun
 from tsemon.transport.courier import Courier
 from tsemon.transport.folders import find_siblings
 from tsemon.transport.http import HttpDelivery
@@ -76,6 +76,15 @@ class OutboxStats:
     """None while frames are kept in memory alone."""
     mirrors: Sequence[str] = ()
     """What became of the frames that go elsewhere as well."""
+
+
+class WaitingRules(NamedTuple):
+    """The rules that cannot fire yet."""
+
+    step: int | None
+    """Last step that the server had evaluated."""
+    why: Mapping[str, str]
+    """By rule, the samples, steps or metrics that are missing."""
 
 
 class Outbox:
@@ -138,6 +147,9 @@ class Outbox:
         self._over_alerts, self._over_incidents = set[str](), set[str]()
         """Alerts and incidents that had an event when they ended and none since, by id."""
         self._events: SimpleQueue[Alert | Incident] = SimpleQueue()
+        self.waiting_rules: WaitingRules | None = None
+        """By the last answer to `ask_for_rules`."""
+        self._asks_for_rules = False
 
         self._is_closed = False
         self._end_state: RunState = "finished"
@@ -200,6 +212,12 @@ class Outbox:
     def incidents(self) -> list[Incident]:
         """The open incidents of the run in the server's last response."""
         return [incident for incident in self._incidents if incident.is_active]
+
+    def ask_for_rules(self) -> None:
+        """Ask the server which rules cannot fire yet. The answer will be in `waiting_rules`."""
+        if self._delivery is not None and not self._is_closed and os.getpid() == self._pid:
+            self._asks_for_rules = True
+            self._has_work.set()
 
     def take_events(self) -> list[Alert | Incident]:
         """Each alert and incident once when it begins and once when it is over, in the order of the replies.
@@ -366,9 +384,23 @@ class Outbox:
                 continue
             while not self._abandoned.is_set() and courier.send_next(spool):
                 self._note_success()
+        if self._asks_for_rules and not self._closing.is_set():
+            self._asks_for_rules = False
+            self._read_rules(courier)
         if self._is_beat_due and not self._closing.is_set():
             courier.beat(self.step)
             self._put_off_beat()
+
+    def _read_rules(self, courier: Courier) -> None:
+        """Delivery continues if a server of an earlier version, or a busy one, refuses to answer."""
+        with contextlib.suppress(ServerRefused, ServerUnreachable), self._readable("rules"):
+            reply = courier.rules()
+            waits = {
+                rule["rule"]: rule["waits_for"] or f"{', '.join(rule['not_measured'])}, which the run does not have"
+                for rule in reply["rules"]
+                if rule["waits_for"] or (rule["state"] == "unknown" and rule["not_measured"])
+            }
+            self.waiting_rules = WaitingRules(reply["step"], waits)
 
     def _may_register(self, courier: Courier) -> bool:
         has_begun = self._next_seq > 0 or self.step != self._first_step

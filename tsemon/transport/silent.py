@@ -14,6 +14,7 @@ class SilentOutbox:
     step = 0
     is_quiet = False
     num_dropped = 0
+    waiting_rules = None
 
     def __init__(self) -> None:
         self._alerts: dict[str, Alert] = {}
@@ -39,6 +40,9 @@ class SilentOutbox:
 
     def incidents(self) -> list[Incident]:
         return list(self._incidents.values())
+
+    def ask_for_rules(self) -> None:
+        pass
 
     def take_events(self) -> list[Alert | Incident]:
         return []

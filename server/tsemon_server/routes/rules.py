@@ -111,7 +111,7 @@ def restore_rule(
 
 
 @router.get("/runs/{run_id}/rules")
-@needs("read", of="run")
+@needs("read", "ingest", of="run")  # a writer asks which rules cannot fire yet
 def list_rule_standings(run_id: RunId, store: TheStore, active: TheActiveRules) -> RuleStandings:
     """How each rule that is in force stands on a run."""
     with store.read() as reader:
