@@ -25,7 +25,7 @@ class EveryStep:
     """Keeps the numbers of the steps between two samples.
 
     A tensor is kept as it is, detached: nothing is copied, nothing waits for the device. One that is written into before
-    it is read has lost the number that was given: it is left out, and numbers are copied from then on. They are, too, once one
+    it is read has lost the number that was given: it is left out, and numbers are copied from then on. The same if one
     has the memory of the one before, as the static output of a CUDA graph and a running sum have.
     """
 
