@@ -7,7 +7,7 @@ that `attach` has by default. Alerts are read over REST when the run has ended.
     python benchmarks/live.py --healthy [--steps N] [--only NAME ...] [--page FILE]
 
 The second command trains 30 healthy models for 5,000 steps each. --gap 5, 50 or 200 shows what other numbers of samples
-detect, with zooms and without. All times are CPU times, so that other work on the machine changes neither the overhead nor
+detect, with zooms and without. All times are CPU times, so that other work on the machine hardly changes the overhead and
 which steps are sampled.
 """
 

@@ -32,7 +32,7 @@ from tsemon.lab.reproduce.oversmoothing_training import sublayer_passes
 from tsemon.measures import cosine_similarity, effective_rank, hfc_lfc
 from tsemon.models import VisionTransformer, VisionTransformerConfig
 from tsemon.schedule import ZOOM_GAP
-from tsemon.transport import Outbox, sync
+from tsemon.transport import Outbox, outbox, sync
 from tsemon_client import Client
 from tsemon_server.access.tokens import new_token
 from tsemon_server.store import Store
@@ -104,7 +104,8 @@ class CollapsingBlock(torch.nn.Module):
 
 
 class TestARunThatIsWatched:
-    def test_lists_the_rules_that_cannot_fire_yet(self, service, tmp_path):
+    def test_lists_the_rules_that_cannot_fire_yet(self, service, tmp_path, monkeypatch):
+        monkeypatch.setattr(outbox, "_ASK_AGAIN_S", 0.1)
         model, forward = zoo.gpt2()
         with tsemon.attach(
             model, run="waits", project="tests", server=service.url, every=2, spool_dir=tmp_path
@@ -117,15 +118,15 @@ class TestARunThatIsWatched:
                 while (rules := monitor.status.waiting_rules) is None or rules.step != monitor.num_steps - 1:
                     assert time.monotonic() < deadline, "no answer"
                     time.sleep(0.05)
-                return rules.why
+                return rules
 
             first, second = train(3), train(16)
             told = str(monitor)
-        assert first["batch-of-one-sample"] == "3 more samples with batch_similarity and 10 more steps"
-        assert "batch-of-one-sample" not in second
-        assert second["batch-repeats"] == "6 more samples with global_diversity and 10 more steps"
-        assert second["updates-too-small"] == "step_size, which the run does not have"
-        assert "step 18: batch-repeats cannot fire before 6 more samples" in told
+        assert first.waits["batch-of-one-sample"] == "3 more samples with batch_similarity and 10 more steps"
+        assert "batch-of-one-sample" not in second.waits
+        assert second.waits["batch-repeats"] == "6 more samples with global_diversity and 10 more steps"
+        assert second.lacks["updates-too-small"] == ["step_size"]
+        assert "as of step 18, batch-repeats cannot fire before 6 more samples" in told
 
     def test_arrives_whole_and_can_be_asked_for(self, service, client, tmp_path):
         torch.manual_seed(0)

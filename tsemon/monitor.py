@@ -214,7 +214,7 @@ class Monitor:
             return False
         number = None if loss is None else on_host(loss)
         norm = None if grad_norm is None else on_host(grad_norm)
-        if number is not None and type(number) is not float:
+        if (number is not None and type(number) is not float) or (norm is not None and type(norm) is not float):
             return False
         if self._cadence.is_adaptive and not self._suspicion.is_usual(number, norm, self._outbox.alerts()):
             return False

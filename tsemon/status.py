@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tsemon.catalogue import TIERS, Tier
 from tsemon.stacks import Stacks
 from tsemon.suspicion import Refusals
 from tsemon.transport import OutboxStats, WaitingRules
+
+V = TypeVar("V")
 
 
 class Zooms(NamedTuple):
@@ -117,14 +119,16 @@ class Status:
 
     def _waiting_rules(self) -> list[str]:
         if self.waiting_rules is None:
-            ask = "the server says which of them cannot fire yet while the run lasts: print again"
+            ask = "the server was asked which of them cannot fire yet: print again for its answer"
             return [ask] if self.delivery.connected else []
-        step, why = self.waiting_rules
-        by_reason: dict[str, list[str]] = {}
-        for rule, reason in why.items():
-            by_reason.setdefault(reason, []).append(rule)
-        texts = [f"{', '.join(rules)} cannot fire before {reason}" for reason, rules in by_reason.items()]
-        return [f"{'' if step is None else f'step {step}: '}{text}" for text in texts or ["all of them can fire"]]
+        step, waits, lacks, problem = self.waiting_rules
+        if problem:
+            return [problem]
+        texts = [f"{', '.join(rules)} cannot fire before {text}" for text, rules in _by_value(waits)]
+        for names, rules in _by_value({rule: tuple(names) for rule, names in lacks.items()}):
+            read = "reads" if len(rules) == 1 else "read"
+            texts.append(f"{', '.join(rules)} {read} {', '.join(names)}, which the run has not had so far")
+        return [f"{'' if step is None else f'as of step {step}, '}{text}" for text in texts or ["all can fire"]]
 
     def _measured_by_tier(self) -> Iterator[tuple[str, str]]:
         whole = [name for name in self.measured if name not in self.not_measured]
@@ -144,11 +148,16 @@ class Status:
 
     def _gaps(self, names: Collection[str]) -> list[str]:
         """One text for each reason why one of these is missing, in whole or in part."""
-        by_reason: dict[str, list[str]] = {}
-        for name, reason in self.not_measured.items():
-            if name in names:
-                by_reason.setdefault(reason, []).append(name)
-        return [f"{', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+        missing = {name: reason for name, reason in self.not_measured.items() if name in names}
+        return [f"{', '.join(those)}: {reason}" for reason, those in _by_value(missing)]
+
+
+def _by_value(by_name: Mapping[str, V]) -> list[tuple[V, list[str]]]:
+    """Each value with the names that have it."""
+    found: dict[V, list[str]] = {}
+    for name, value in by_name.items():
+        found.setdefault(value, []).append(name)
+    return [*found.items()]
 
 
 def _times(num: int) -> str:

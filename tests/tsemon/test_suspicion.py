@@ -198,6 +198,14 @@ class TestSuspicion:
         assert not suspicion.is_usual(level + 5.0, 1.0)
         assert sign(suspicion, 400, level + 5.0) is None
 
+    def test_reads_every_fourth_gradient_norm_that_is_not_on_the_cpu(self, monkeypatch):
+        suspicion, read = Suspicion(), []
+        monkeypatch.setattr(suspicion._late_norms, "put", lambda norm: read.append(norm) or [])
+        norm = torch.empty((), device="meta")
+        for step in range(8):
+            suspicion.sign(step, None, norm, (), is_zoomed_in=False)
+        assert [one is norm for one in read] == [True, False, False, False] * 2
+
     def test_leaves_no_sign_waiting_at_a_step_without_a_loss(self):
         suspicion = Suspicion()
         for step in range(100):

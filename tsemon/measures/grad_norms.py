@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from tsemon.catalogue import NUM_RECENT
-from tsemon.measures.losses import loss_sums
-from tsemon.measures.sums import Partials, known, values_of
+from tsemon.measures.sums import Partial, Partials, known, values_of
 
 __all__ = ["grad_norm_max", "grad_norm_mean", "grad_norm_nonfinite", "grad_norm_recent"]
 
@@ -16,14 +16,18 @@ __all__ = ["grad_norm_max", "grad_norm_mean", "grad_norm_nonfinite", "grad_norm_
 def grad_norm_sums(norms_N: Tensor, recent_N: Tensor) -> Partials:
     """Sums over the norms since the last sample and over the most recent ones, in float64.
 
-    All ranks know the norm of the same gradient, so merging them over ranks changes no metric.
+    Merged over ranks they give means over ranks and the largest norm of any rank. If all ranks clip the same gradient, all
+    these norms are equal.
     """
-    recent = loss_sums(recent_N)
+    norms_N, recent_N = norms_N.detach().double(), recent_N.detach().double()
+    is_finite_N, is_recent_N = norms_N.isfinite(), recent_N.isfinite()
     return {
-        name: partial for name, partial in loss_sums(norms_N).items() if name in ("count", "sum", "max", "nonfinite")
-    } | {
-        "recent_count": recent["count"],
-        "recent_sum": recent["sum"],
+        "count": Partial(is_finite_N.sum(dim=-1).double()),
+        "sum": Partial(torch.where(is_finite_N, norms_N, 0.0).sum(dim=-1)),
+        "max": Partial(torch.where(is_finite_N, norms_N, -torch.inf).amax(dim=-1), "max"),
+        "nonfinite": Partial((~is_finite_N).sum(dim=-1).double(), "max"),
+        "recent_count": Partial(is_recent_N.sum(dim=-1).double()),
+        "recent_sum": Partial(torch.where(is_recent_N, recent_N, 0.0).sum(dim=-1)),
     }
 
 

@@ -12,8 +12,6 @@ from tsemon.probes.hooks import CallHandle, Guard, called_around, is_transformed
 
 GIVEN_THE_NORM = "_clip_grads_with_norm_"
 """The function of (list of parameters, largest norm, norm) that `clip_grad_norm_` calls."""
-EVERY_ON_DEVICE = 4
-"""Steps between two norms that are taken from a GPU: the copy of each costs the training thread tens of microseconds."""
 
 
 class ClipNorm:
@@ -25,7 +23,6 @@ class ClipNorm:
         self._norm: Tensor | None = None
         self._num_clips = 0
         """Number of times that gradients were clipped in this step."""
-        self._num_steps = 0
         self._handle: CallHandle | None = None
         if (around := called_around(clip_grad, GIVEN_THE_NORM)) is not None:
             around.before.append(self)
@@ -46,12 +43,10 @@ class ClipNorm:
         return id(parameters[0]) in self._ids or id(parameters[-1]) in self._ids
 
     def take(self) -> Tensor | None:
-        """Return the norm of the step that ends. None if the gradient was not clipped as a whole by its norm, and at most
-        steps if it is on a GPU."""
+        """Return the norm of the step that ends. None if the gradient was not clipped as a whole by its norm."""
         norm = self._norm if self._num_clips == 1 else None
         self._norm, self._num_clips = None, 0
-        self._num_steps += 1
-        return norm if norm is None or norm.is_cpu or self._num_steps % EVERY_ON_DEVICE == 0 else None
+        return norm
 
     def close(self) -> None:
         if self._handle is not None:

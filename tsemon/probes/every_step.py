@@ -42,7 +42,7 @@ class EveryStep:
         if not isinstance(number, Tensor):
             try:
                 self._pending.append((float(number), None))  # type: ignore[arg-type]
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 return
         elif type(number) is Tensor and number.numel() == 1 and not number.is_complex():
             own = number.detach()

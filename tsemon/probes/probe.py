@@ -419,10 +419,10 @@ class Probe:
         The parameters may have changed since the last step: loops load the best checkpoint, or averages, at the end.
         """
         reading = Reading()
-        for name in ("losses", "grad norms"):
-            self._guard.run(self._measure_alone, name, wanted, reading)
+        self._guard.run(self._measure_alone, "losses", wanted, reading)
         if reading.scalars and self._losses.newest is not None:
             reading.scalars["loss"] = self._losses.newest
+        self._guard.run(self._measure_alone, "grad norms", wanted, reading)
         return reading
 
     def _measure_alone(self, name: str, wanted: Collection[str], reading: Reading) -> None:

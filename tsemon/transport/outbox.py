@@ -37,6 +37,8 @@ MakeFrame = Callable[[int], Frame]
 _MIN_DRAIN_S = 2.0
 _FAILURES_TO_KNOCK = 5
 """Failures in a row after which one small request goes ahead of a batch, which may be 4 MiB."""
+_ASK_AGAIN_S = 10.0
+"""Seconds between two questions for the rules, which take a server a tenth of a second each."""
 _LAST_TRIES = 3
 """Tries at close before it is believed that nobody listens; with the pauses between them, about a second."""
 
@@ -82,9 +84,13 @@ class WaitingRules(NamedTuple):
     """The rules that cannot fire yet."""
 
     step: int | None
-    """Last step that the server had evaluated."""
-    why: Mapping[str, str]
-    """By rule, the samples, steps or metrics that are missing."""
+    """Last step that the server had evaluated; None if it had evaluated none."""
+    waits: Mapping[str, str]
+    """By rule, the samples and steps that must come before it can fire."""
+    lacks: Mapping[str, Sequence[str]]
+    """By rule that was never evaluated, the metrics that it reads and that the run has not had."""
+    problem: str = ""
+    """Why the server did not say."""
 
 
 class Outbox:
@@ -150,6 +156,7 @@ class Outbox:
         self.waiting_rules: WaitingRules | None = None
         """By the last answer to `ask_for_rules`."""
         self._asks_for_rules = False
+        self._ask_again_at = 0.0
 
         self._is_closed = False
         self._end_state: RunState = "finished"
@@ -214,8 +221,16 @@ class Outbox:
         return [incident for incident in self._incidents if incident.is_active]
 
     def ask_for_rules(self) -> None:
-        """Ask the server which rules cannot fire yet. The answer will be in `waiting_rules`."""
-        if self._delivery is not None and not self._is_closed and os.getpid() == self._pid:
+        """Ask the server which rules cannot fire yet, but not again within 10 seconds. The answer will be in
+        `waiting_rules`."""
+        if self._delivery is None or os.getpid() != self._pid:
+            return
+        if self._is_closed:
+            self.waiting_rules = self.waiting_rules or WaitingRules(
+                None, {}, {}, "the server was not asked for them in time"
+            )
+        elif time.monotonic() >= self._ask_again_at:
+            self._ask_again_at = time.monotonic() + _ASK_AGAIN_S
             self._asks_for_rules = True
             self._has_work.set()
 
@@ -393,14 +408,18 @@ class Outbox:
 
     def _read_rules(self, courier: Courier) -> None:
         """Delivery continues if a server of an earlier version, or a busy one, refuses to answer."""
-        with contextlib.suppress(ServerRefused, ServerUnreachable), self._readable("rules"):
+        try:
             reply = courier.rules()
-            waits = {
-                rule["rule"]: rule["waits_for"] or f"{', '.join(rule['not_measured'])}, which the run does not have"
-                for rule in reply["rules"]
-                if rule["waits_for"] or (rule["state"] == "unknown" and rule["not_measured"])
-            }
-            self.waiting_rules = WaitingRules(reply["step"], waits)
+            rules = [
+                (rule["rule"], rule.get("waits_for"), rule["state"], rule["not_measured"]) for rule in reply["rules"]
+            ]
+            waits = {name: text for name, text, *_ in rules if text}
+            lacks = {name: names for name, _, state, names in rules if names and state == "unknown"}
+            self.waiting_rules = WaitingRules(reply["step"], waits, lacks)
+        except ServerUnreachable:
+            pass
+        except (ServerRefused, KeyError, TypeError, AttributeError) as error:
+            self.waiting_rules = WaitingRules(None, {}, {}, f"the server does not say: {error!s}")
 
     def _may_register(self, courier: Courier) -> bool:
         has_begun = self._next_seq > 0 or self.step != self._first_step

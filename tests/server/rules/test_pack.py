@@ -487,12 +487,23 @@ class TestWhatIsNoLongerMeasured:
 
     def test_is_not_what_a_loop_leaves_out_that_skips_steps_with_a_gradient_that_is_not_finite(self):
         measured = {"nonfinite": np.zeros(3), "grad_norm": np.ones(2)}
-        views = [
-            View(5 * i, {"loss": 2.0, "grad_norm_recent": 1.0 if i < 5 else math.nan}, measured if i < 5 else {})
-            for i in range(10)
-        ]
-        assert names(views) == {"non-finite-gradient"}
-        assert names([View(v.step, v.scalars | {"grad_norm_recent": 1.0}, v.layers) for v in views]) == {"dead-probes"}
+
+        def of(norms):
+            return names(
+                View(5 * i, {"loss": 2.0} | (norms if i >= 5 else {"grad_norm_recent": 1.0}), measured if i < 5 else {})
+                for i in range(10)
+            )
+
+        assert of({"grad_norm_recent": math.nan, "grad_norm_nonfinite": 5.0}) == {"non-finite-gradient"}
+        assert of({"grad_norm_recent": 1.0, "grad_norm_nonfinite": 0.0}) == {"dead-probes"}
+        # Among ranks, the mean of norms that no rank has is NaN.
+        assert of({"grad_norm_recent": math.nan, "grad_norm_nonfinite": math.nan}) == {"dead-probes"}
+
+    def test_is_not_a_gradient_scaler_that_looks_for_its_scale(self):
+        norms = [{"grad_norm_recent": math.nan, "grad_norm_nonfinite": 1.0}] * 17
+        norms += [{"grad_norm_recent": 1.0, "grad_norm_nonfinite": 0.0}] * 20
+        assert names([View(i, {"loss": 2.0} | norm, {}) for i, norm in enumerate(norms)]) == set()
+        assert names([View(i, {"loss": 2.0} | norms[0], {}) for i in range(30)]) == {"non-finite-gradient"}
 
     def test_is_not_what_the_last_frame_of_a_run_leaves_out(self):
         measured = {"nonfinite": np.zeros(3), "grad_norm": np.ones(2)}

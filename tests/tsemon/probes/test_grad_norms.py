@@ -65,6 +65,25 @@ class TestNormsOfAllSteps:
         assert of_norms(frames) == EXPECTED
         assert "loss" not in frames[-1]["scalars"]
 
+    @pytest.mark.parametrize("norm", [10**400, "tall", torch.ones(2), torch.ones((), dtype=torch.cfloat)])
+    @pytest.mark.parametrize("every", [None, 4])
+    def test_survive_what_is_not_one_number(self, tmp_path, every, norm):
+        model, _ = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", every=every, spool_dir=tmp_path) as monitor:
+            for step in range(9):
+                monitor.step(loss=1.0, grad_norm=norm if step == 2 else 3.0)
+            assert monitor.num_steps == 9
+        assert of_norms(frames_in(tmp_path))[-1]["grad_norm_recent"] == 3.0
+
+    def test_come_at_close_without_a_loss_of_before_the_sample(self, tmp_path):
+        model, _ = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", every=4, spool_dir=tmp_path) as monitor:
+            for step in range(7):
+                monitor.step(loss=1.0 if step < 5 else None, grad_norm=3.0)
+        (*_, last) = frames_in(tmp_path)
+        assert (last["step"], last["scalars"]["grad_norm_mean"]) == (6, 3.0)
+        assert not {name for name in last["scalars"] if name.startswith("loss")}
+
     def test_are_missing_with_a_reason_where_nobody_knows_them(self, tmp_path):
         model, _ = zoo.torch_encoder()
         with tsemon.attach(model, run="r", every=1, spool_dir=tmp_path) as monitor:

@@ -31,6 +31,7 @@ class Peer:
         self.faults_of_register = deque()
         self.faults_of_beats = deque()
         self.faults_of_reads = deque()
+        self.faults_of_rules = deque()
         self.beats = []
         self.headers = []
         self.date = None
@@ -136,7 +137,7 @@ class Peer:
 
     def faults_for(self, method, route):
         if method != "POST":
-            return self.faults_of_reads if route == "runs" else ()
+            return {"runs": self.faults_of_reads, "rules": self.faults_of_rules}.get(route, ())
         return {"frames": self.faults, "heartbeat": self.faults_of_beats}.get(route, self.faults_of_register)
 
     def answer(self, handler, path, body):

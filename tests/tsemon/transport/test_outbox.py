@@ -317,8 +317,45 @@ class TestHeartbeats:
 
 FRAMES = "POST /api/v1/runs/default%2Fgpt/frames"
 BEAT = "POST /api/v1/runs/default%2Fgpt/heartbeat"
+RULES = "GET /api/v1/runs/default%2Fgpt/rules"
 LOOK = "GET /api/v1/runs?project=default&run=gpt"
 BUSY = (503, {"error": "store_unavailable", "detail": ""}, {})
+
+
+class TestTheRulesThatWait:
+    @pytest.mark.parametrize(
+        ("status", "reply", "why"),
+        [
+            (
+                403,
+                {"error": "forbidden", "detail": "the token may not read"},
+                "403 (forbidden: the token may not read)",
+            ),
+            (404, {"error": "not_found", "detail": "no such route"}, "404 (not_found: no such route)"),
+            (200, {"rules": [{"name": "of another kind"}]}, "'rule'"),
+        ],
+    )
+    def test_hold_up_no_frame_where_the_server_does_not_say(self, peer, open_outbox, sample, status, reply, why):
+        outbox = open_outbox(peer.url)
+        peer.faults_of_rules.append((status, reply, {}))
+        outbox.ask_for_rules()
+        outbox.put(sample(0))
+        peer.wait_until(lambda: RULES in peer.requests)
+        outbox.ask_for_rules()
+        outbox.put(sample(1))
+        peer.wait_until(lambda: peer.seqs() == [0, 1])
+        assert outbox.waiting_rules.problem.startswith("the server does not say: ")
+        assert outbox.waiting_rules.problem.endswith(why)
+        assert peer.requests.count(RULES) == 1, "asked again within ten seconds"
+        assert not outbox.warnings
+
+    def test_are_not_known_after_the_end(self, peer, open_outbox, sample):
+        outbox = open_outbox(peer.url)
+        outbox.put(sample(0))
+        outbox.close()
+        outbox.ask_for_rules()
+        assert outbox.waiting_rules.problem == "the server was not asked for them in time"
+        assert RULES not in peer.requests
 
 
 class TestAServiceThatIsDownForLong:
