@@ -472,6 +472,7 @@ class Monitor:
         self._faults.guard(lambda: self._outbox.close(timeout_s=timeout_s, state=state))
         if self._shared_signs is not None and not is_collected:
             self._faults.guard(self._shared_signs.finish, until)
+        self._mark()  # the wait for the server is over, and the cost in hooks is counted
         self._tell_alerts()
 
     def __enter__(self) -> Monitor:

@@ -664,6 +664,18 @@ class TestStatus:
             train(model, forward, 1, monitor)
             assert overhead_s() - before_s > 0.15  # the ratio is of slightly more time
 
+    def test_counts_no_cost_twice_when_an_incident_ends_at_close(self, tmp_path, monkeypatch):
+        model, forward = zoo.torch_encoder()
+        monitor = tsemon.attach(model, run="r", every=1, spool_dir=tmp_path)
+        attached_at = time.perf_counter()
+        train(model, forward, 20, monitor)
+        before_s = monitor.status.overhead_ratio * (time.perf_counter() - attached_at)
+        close = monitor._outbox.close
+        monkeypatch.setattr(monitor._outbox, "close", lambda **options: (time.sleep(before_s), close(**options)))
+        monkeypatch.setattr(monitor._outbox, "take_events", lambda: [alert("a", "firing")])
+        monitor.close()
+        assert monitor.status.overhead_ratio * (time.perf_counter() - attached_at) < 1.4 * before_s
+
     def test_tells_of_an_unreachable_server_and_loses_nothing(self, tmp_path):
         model, forward = zoo.torch_encoder()
         monitor = tsemon.attach(model, run="r", every=1, server="http://127.0.0.1:9", spool_dir=tmp_path)
