@@ -167,7 +167,8 @@ def attach(
     stacks = named_stacks(paths)
     if ranks is not None:
         acts = {"on_alert": in_words(on_alert), "on_incident": in_words(on_incident)}
-        agree(ranks, every=every, budget=budget, measures=chosen.in_words(), resume=resume, **acts)
+        settings = {"layout": layout, "attention_rows": rows}
+        agree(ranks, every=every, budget=budget, measures=chosen.in_words(), resume=resume, **settings, **acts)
         stages = arrange(ranks.exchange((stage, names)), ranks.rank)
         ranks.stage_size, names = stages.size, stages.names
         of_ranks = ranks.exchange(paths)

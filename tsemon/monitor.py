@@ -350,7 +350,8 @@ class Monitor:
     def burst(self, steps: int = 50, *, every: int = 1) -> None:
         """Sample every `every` steps for `steps` steps, the slow tier too, whatever the budget: so that it is on record.
 
-        It begins with the next step. With ranks every one calls it at the same step. Raises InvalidArgument.
+        It begins with the step after the current one. With ranks every one calls it at the same step. Raises
+        InvalidArgument.
         """
         self._new_burst = {"steps": checked_count("steps", steps), "every": checked_count("every", every)}
 
@@ -420,7 +421,7 @@ class Monitor:
             left_out=self._left_out,
             how=dict(self._how),
             measured=dict(sorted(self._measured.items())),
-            not_measured=dict(self._not_measured),
+            not_measured={name: why for name, why in self._not_measured.items() if name not in self._coming},
             server=self._server,
             delivery=self._outbox.stats(),
             waiting_rules=self._outbox.waiting_rules,
@@ -436,6 +437,11 @@ class Monitor:
             faults=self._faults.recent,
             num_faults=self._faults.count,
         )
+
+    @property
+    def _coming(self) -> Collection[str]:
+        """Metrics that the next sample will have, because a loss or a gradient norm was given since the newest one."""
+        return () if self._probe is None else self._probe.coming
 
     def _is_watched(self, has_come: bool) -> bool:
         is_early = self._step - self._first_step < LATE_STEPS
@@ -548,7 +554,10 @@ class Monitor:
         reading = probe.collect_last(self._tiers)
         if not reading.scalars:  # none was given
             return
-        sample = Sample(reading, self._own_scalars(), step, self._faults.contain, stacks=self._stacks)
+        own = self._own_scalars()
+        del own["contained_faults"]  # a frame with it has measured all that could be measured
+        sample = Sample(reading, own, step, self._faults.contain, stacks=self._stacks)
+        self._not_measured = {n: why for n, why in self._not_measured.items() if n not in reading.scalars}
         self._outbox.put(sample.to_frame)
         self._count_time()
 

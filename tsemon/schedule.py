@@ -63,7 +63,7 @@ class Cadence:
         """`lag`: the cost of a sample is known this many samples later."""
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
             raise InvalidArgument(f"every is a number of optimizer steps, expected an int of at least 1, got {every!r}")
-        if not isinstance(budget, int | float) or not 0 < budget <= 1:
+        if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget <= 1:
             raise InvalidArgument(
                 f"budget is tsemon's share of wall time, expected more than 0 and at most 1, got {budget!r}"
             )

@@ -112,7 +112,8 @@ class Status:
 
     def _connection(self) -> str:
         if self.server is None:
-            return f"none: frames stay in {self.delivery.spool_folder}"
+            folder = self.delivery.spool_folder
+            return f"none: frames stay in {'memory, or rank 0 has them' if folder is None else folder}"
         if not self.delivery.num_failures:
             return self.server
         return f"{self.server}, {self.delivery.num_failures} failed tries in a row; frames wait"

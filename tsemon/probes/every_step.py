@@ -53,6 +53,10 @@ class EveryStep:
                 own = own.clone()
             self._pending.append((own, version_of(own)))
 
+    def __bool__(self) -> bool:
+        """Whether `take` has a number to return."""
+        return bool(self._pending or self._stacks)
+
     @property
     def is_full(self) -> bool:
         """Whether it is time to `stack`."""

@@ -314,6 +314,12 @@ class Probe:
         if self._grad_norms.wanted:
             self._take(self._grad_norms.given, norm)
 
+    @property
+    def coming(self) -> Collection[str]:
+        """Metrics of the loss and of the gradient norm, if any was given since the last sample."""
+        parts = self._losses, self._grad_norms
+        return [name for part in parts if part.given for name in part.METRICS]
+
     def _take(self, numbers: EveryStep, number: object) -> None:
         numbers.add(number)
         if numbers.is_full:

@@ -490,12 +490,17 @@ class TestWhatIsNoLongerMeasured:
 
         def of(norms):
             return names(
-                View(5 * i, {"loss": 2.0} | (norms if i >= 5 else {"grad_norm_recent": 1.0}), measured if i < 5 else {})
+                View(
+                    5 * i,
+                    {"loss": 2.0} | (norms if i >= 5 else {"grad_norm_recent": 1.0}),
+                    measured if i < 5 else {"nonfinite": np.zeros(3)},
+                )
                 for i in range(10)
             )
 
         assert of({"grad_norm_recent": math.nan, "grad_norm_nonfinite": 5.0}) == {"non-finite-gradient"}
         assert of({"grad_norm_recent": 1.0, "grad_norm_nonfinite": 0.0}) == {"dead-probes"}
+        assert of({"grad_norm_recent": 1.0, "grad_norm_nonfinite": 5.0}) == set(), "every second one was skipped"
         # Among ranks, the mean of norms that no rank has is NaN.
         assert of({"grad_norm_recent": math.nan, "grad_norm_nonfinite": math.nan}) == {"dead-probes"}
 
@@ -507,13 +512,14 @@ class TestWhatIsNoLongerMeasured:
 
     def test_is_not_what_the_last_frame_of_a_run_leaves_out(self):
         measured = {"nonfinite": np.zeros(3), "grad_norm": np.ones(2)}
-        views = [View(5 * sample, {"loss": 2.0, "loss_mean": 2.0}, measured) for sample in range(10)]
+        scalars = {"loss": 2.0, "loss_mean": 2.0, "contained_faults": 0.0}
+        views = [View(5 * i, scalars, measured if i < 8 else {}) for i in range(10)]
         evaluator = Evaluator(PACK)
         state = evaluator.start()
-        for view in [*views, View(99, {"loss_mean": 2.0}, {})]:
+        for view in [*views, View(99, {"loss": 2.0, "loss_mean": 2.0}, {})]:
             evaluator.advance(state, view)
         standing = {status.rule.name: status.state for status in evaluator.statuses(state)}
-        assert standing["dead-probes"] == "quiet"
+        assert standing["dead-probes"] == "pending", "two samples, and a frame that does not count"
 
     def test_is_not_what_never_was(self):
         assert names([View(5 * sample, {"loss": 2.0}, {}) for sample in range(10)]) == set()

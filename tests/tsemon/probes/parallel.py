@@ -360,6 +360,8 @@ def errors_of_attach(rank, size, folder):
     for name, wrong in {
         "model": {"model": nn.Linear(2, 2)},
         "every": {"every": 7},
+        "layout": {"layout": "TBC"},
+        "attention_rows": {"attention_rows": 8},
         "resume": {"resume": 3},
         "stage": {"stage": 1},
         "run": {"run": ""},

@@ -88,7 +88,19 @@ class TestNormsOfAllSteps:
         model, _ = zoo.torch_encoder()
         with tsemon.attach(model, run="r", every=1, spool_dir=tmp_path) as monitor:
             monitor.step(loss=1.0)
-        assert {monitor.status.not_measured[name] for name in NAMES} == {
-            "no step had a gradient norm: clip it as a whole with torch.nn.utils.clip_grad_norm_, or pass "
-            "monitor.step(grad_norm=...)"
-        }
+            assert {monitor.status.not_measured[name] for name in NAMES} == {
+                "no step had a gradient norm: clip it as a whole with torch.nn.utils.clip_grad_norm_, or pass "
+                "monitor.step(grad_norm=...)"
+            }
+
+    @pytest.mark.parametrize("closes", [False, True])
+    def test_are_not_missing_any_more_once_they_are_known(self, tmp_path, closes):
+        model, _ = zoo.torch_encoder()
+        monitor = tsemon.attach(model, run="r", every=100, spool_dir=tmp_path)
+        monitor.step()
+        assert {"loss_mean", "grad_norm_mean"} <= monitor.status.not_measured.keys()
+        monitor.step(loss=1.0, grad_norm=1.0)
+        if closes:
+            monitor.close()
+        assert not {"loss_mean", "grad_norm_mean"} & monitor.status.not_measured.keys()
+        monitor.close()

@@ -292,6 +292,8 @@ class TestRanks:
         [
             ("model", "found no transformer blocks in Linear"),
             ("every", "is the same on all ranks of process_group, got"),
+            ("layout", "attach(layout=) is the same on all ranks of process_group, got"),
+            ("attention_rows", "attach(attention_rows=) is the same on all ranks of process_group, got"),
             ("resume", "is the same on all ranks of process_group, got"),
             ("stage", "stage= is given on all ranks"),
             ("run", "run is a name"),
