@@ -414,6 +414,8 @@ class Monitor:
         Reading it asks the server for the rules. Nothing waits for the answer, which a later status has.
         """
         self._outbox.ask_for_rules()
+        # The next sample will have these, because a loss or a gradient norm was given since the newest one.
+        coming = () if self._probe is None else self._probe.coming
         return Status(
             blocks=self._block_names,
             stacks=self._stacks,
@@ -421,7 +423,7 @@ class Monitor:
             left_out=self._left_out,
             how=dict(self._how),
             measured=dict(sorted(self._measured.items())),
-            not_measured={name: why for name, why in self._not_measured.items() if name not in self._coming},
+            not_measured={name: why for name, why in self._not_measured.items() if name not in coming},
             server=self._server,
             delivery=self._outbox.stats(),
             waiting_rules=self._outbox.waiting_rules,
@@ -437,11 +439,6 @@ class Monitor:
             faults=self._faults.recent,
             num_faults=self._faults.count,
         )
-
-    @property
-    def _coming(self) -> Collection[str]:
-        """Metrics that the next sample will have, because a loss or a gradient norm was given since the newest one."""
-        return () if self._probe is None else self._probe.coming
 
     def _is_watched(self, has_come: bool) -> bool:
         is_early = self._step - self._first_step < LATE_STEPS
