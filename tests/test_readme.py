@@ -125,7 +125,9 @@ class TestItsNumbers:
             f"{num_right} verdicts were right, {num_wrong} critical and wrong",
         ):
             assert text in FLAT
-        short_ratio, long_ratio = (re.search(r"overhead: ([\d.]+%) \(median\)", text)[1] for text in (short, long))
+        short_ratio, long_ratio = (
+            re.search(r"overhead(?: in CPU time)?: ([\d.]+%) \(median\)", text)[1] for text in (short, long)
+        )
         num_long, num_steps = re.search(r"(\d+) runs, ([\d,]+) steps", long).groups()
         steps = int(num_steps.replace(",", "")) // int(num_long)
         assert f"Median overhead: {short_ratio} in the {num_short} trainings above" in FLAT
