@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import sys
 import time
@@ -15,9 +16,9 @@ from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
-from torch._C import _is_torch_function_mode_enabled, _len_torch_dispatch_stack
 
 from tsemon.actions import Handler, checked_count
+from tsemon.calm import Calm
 from tsemon.catalogue import LAYERED, TIERS, Tier
 from tsemon.faults import Faults
 from tsemon.late import on_host
@@ -32,7 +33,7 @@ from tsemon.sample import Sample
 from tsemon.schedule import ZOOM_GAP, ZOOM_SAMPLES, Cadence, Spent
 from tsemon.stacks import Stacks
 from tsemon.status import Status, Zooms
-from tsemon.suspicion import TO_SAVE, SharedSigns, Sign, Suspicion
+from tsemon.suspicion import CHECK_EVERY, TO_SAVE, SharedSigns, Sign, Suspicion
 from tsemon.tokens import NOT_GROWING, UNKNOWN, Tokens
 from tsemon.transport import Outbox, SilentOutbox
 from tsemon.wire import MAX_NOT_MEASURED, MAX_REASON, Alert, Incident, RunState
@@ -99,6 +100,8 @@ class Monitor:
         """Samples that rank 0 may have told something in, and at which step to listen."""
         self._new_burst: dict[str, int] | None = None
         """A burst that begins with the next step."""
+        self._calm: Calm | None = None
+        """The numbers of the newest steps, as long as nothing stirs."""
         self._has_tiers = True
         """Whether the next sample takes the tiers that are due. One that only looks for where NaN began does not."""
         self._suspicion = Suspicion()
@@ -170,14 +173,26 @@ class Monitor:
             **scalars: Your own metrics, by name. Each is one number or a tensor with one element. None is left out.
         """
         start = time.perf_counter()
-        has_tensors = isinstance(tokens, Tensor) or isinstance(step_tokens, Tensor)
         norm = scalars.get(GRAD_NORM)
         if self._clip_norm is not None:
             clip_norm = self._clip_norm.take()
             norm = clip_norm if norm is None else norm
-        if not has_tensors and self._pass_by(loss, norm):
+        if (
+            (calm := self._calm) is not None
+            and self._step + 1 < self._next_sample
+            and not self._outbox.has_news
+            and self._new_burst is None
+            and not isinstance(tokens, Tensor)
+            and not isinstance(step_tokens, Tensor)
+            and calm.keep(loss, norm)
+        ):
             if tokens is not None or step_tokens is not None:
                 self._with_tokens(tokens, step_tokens, {})
+            self._step += 1
+            self._outbox.step = self._step
+            if len(calm) >= CHECK_EVERY:
+                self._faults.guard(self._look_at_calm_steps)
+                self._calm = self._calm_steps()
             self._outside_hooks_s += time.perf_counter() - start
             return
         state = ThreadState()
@@ -195,36 +210,23 @@ class Monitor:
         finally:  # an interrupt passes
             state.put_back()
 
-    def _pass_by(self, loss: Tensor | float | None, grad_norm: Tensor | float | None) -> bool:
-        """End a step at which there is nothing else to do than to take these two. False if there may be.
+    def _calm_steps(self) -> Calm | None:
+        """Return what keeps the numbers of the next steps. None if the next one may need more than that."""
+        probe, suspicion = self._probe, self._suspicion
+        if probe is None or probe.is_busy or self._ranks is not None:
+            return None
+        if not self._cadence.is_adaptive:
+            return Calm(math.inf)
+        return Calm(suspicion.limit) if suspicion.is_settled(self._outbox.alerts()) else None
 
-        Between two steps the processor has forgotten all of this code, so that few lines are all that makes it fast.
-        """
-        probe = self._probe
-        if (
-            probe is None
-            or self._ranks is not None
-            or self._step + 1 >= self._next_sample
-            or self._new_burst is not None
-            or probe.is_busy
-            or not self._outbox.is_quiet
-            or _is_torch_function_mode_enabled()
-            or _len_torch_dispatch_stack()
-        ):
-            return False
-        number = None if loss is None else on_host(loss)
-        norm = None if grad_norm is None else on_host(grad_norm)
-        if (number is not None and type(number) is not float) or (norm is not None and type(norm) is not float):
-            return False
-        if self._cadence.is_adaptive and not self._suspicion.is_usual(number, norm, self._outbox.alerts()):
-            return False
-        if number is not None:
-            probe.take_loss(number)
-        if norm is not None:
-            probe.take_grad_norm(norm)
-        self._step += 1
-        self._outbox.step = self._step
-        return True
+    def _look_at_calm_steps(self) -> None:
+        calm, self._calm = self._calm, None
+        if calm is None:
+            return
+        if self._cadence.is_adaptive:
+            self._suspicion.watch(calm.losses, calm.norms)
+        if self._probe is not None:
+            self._probe.take_numbers(calm.losses, calm.norms)
 
     def _end_step(
         self,
@@ -239,6 +241,7 @@ class Monitor:
     ) -> None:
         self._mark()
         self._counted_at = start
+        self._faults.guard(self._look_at_calm_steps)
         probe = self._probe
         if probe is None:
             self._faults.warn("monitor.step() was called after monitor.close(): these steps are not recorded")
@@ -274,6 +277,7 @@ class Monitor:
             contain(self._zoom_in, loss, grad_norm)
         if probe is not None and self._step == self._next_sample:
             self._faults.guard(self._arm, probe)
+        self._calm = self._calm_steps()
         self._count_time()
 
     def _zoom_in(self, loss: Tensor | float | None, grad_norm: Tensor | float | None) -> None:
@@ -414,6 +418,7 @@ class Monitor:
         Reading it asks the server for the rules. Nothing waits for the answer, which a later status has.
         """
         self._outbox.ask_for_rules()
+        self._faults.guard(self._look_at_calm_steps)
         # The next sample will have these, because a loss or a gradient norm was given since the newest one.
         coming = () if self._probe is None else self._probe.coming
         return Status(
@@ -462,6 +467,8 @@ class Monitor:
             )
             state = "failed"
         atexit.unregister(self._close_at_exit)
+        if not is_collected:
+            self._faults.guard(self._look_at_calm_steps)
         try:
             has_more = self._step - 1 > self._last_sample
             if has_more and self._ranks is None and not is_collected:

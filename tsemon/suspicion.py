@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -54,7 +54,7 @@ NUM_SMOOTH, NUM_USUAL = 12, 48
 """Number of bends whose median is compared with the median of earlier bends, and number of these."""
 SMOOTH = 0.1
 """The loss is smooth if the first median is less than this fraction of the second one."""
-CHECK_EVERY = 4
+CHECK_EVERY = 8
 """Steps between two comparisons. A loss that is clearly not high waits this long, too, for the others to be watched."""
 MAX_ZEROS = 2
 """Number of usual bends that may be 0. More are there if the loss is rounded more coarsely than it varies."""
@@ -251,10 +251,10 @@ class Suspicion:
         self._usual: list[float] = []
         """The newest losses, which are clearly not high. They are watched together: each alone would take three times as
         long, because a training step empties the caches of the processor."""
-        self._limit = math.inf
-        """Up to this, a loss is clearly not high."""
+        self.limit = math.inf
+        """Below this, a finite loss is usual: clearly not high."""
         self._waiting: Sign | None = None
-        """A sign that `is_usual` has found."""
+        """A sign that `watch` has found."""
         self._num_norms_not_finite = 0
         self._num_norms_finite = 0
         """Finite norms in a row; it stays at `NUM_NORMS_FINITE`."""
@@ -293,26 +293,18 @@ class Suspicion:
             return None
         return sign
 
-    def is_usual(self, loss: float | None, grad_norm: object, alerts: Collection[Alert] = ()) -> bool:
-        """Take a loss that is clearly not high. False if `sign` has to take these, or has other things to look at.
+    def is_settled(self, alerts: Collection[Alert]) -> bool:
+        """Whether the next usual numbers can wait for `watch`: nothing else is a sign, or may become one."""
+        return alerts is self._settled and self._waiting is None and not self._late_losses and not self._late_norms
 
-        If this loss and those before it are a sign, `sign` returns it at the next step.
-        """
-        if alerts is not self._settled or self._waiting is not None or self._late_losses or self._late_norms:
-            return False
-        if grad_norm is not None:
-            if type(grad_norm) is not float or not math.isfinite(grad_norm) or self._num_norms_not_finite:
-                return False
-            self._count_norm(grad_norm)
-        if loss is None:
-            return True
-        if not -math.inf < loss < self._limit:
-            return False
-        self._usual.append(loss)
-        self.has_loss = True
-        if len(self._usual) >= CHECK_EVERY:
+    def watch(self, losses: Sequence[float], norms: Sequence[float]) -> None:
+        """Take usual losses and finite gradient norms of several steps. If they are a sign, `sign` returns it next."""
+        for norm in norms:
+            self._count_norm(norm)
+        if losses:
+            self.has_loss = True
+            self._usual += losses
             self._waiting = self._watch()
-        return True
 
     def begins(self) -> None:
         """Count a zoom that begins now."""
@@ -334,7 +326,7 @@ class Suspicion:
         for number in self._late_losses.put(loss):
             self.has_loss = True
             self._usual.append(number)
-            if not -math.inf < number < self._limit or len(self._usual) >= CHECK_EVERY:
+            if not -math.inf < number < self.limit or len(self._usual) >= CHECK_EVERY:
                 sign = self._watch() or sign
         for number in self._late_norms.put(grad_norm):
             self._count_norm(number)
@@ -357,7 +349,7 @@ class Suspicion:
             self._was_loss_finite &= not is_first
             for text in filter(None, (self._losses.notice(loss), self._noise.notice(loss))):
                 sign = sign or Sign(text, is_urgent=True, is_decisive=is_first)
-        self._usual, self._limit = [], self._losses.limit
+        self._usual, self.limit = [], self._losses.limit
         return sign
 
     def _of_alerts(self, step: int, alerts: Collection[Alert], *, is_zoomed_in: bool) -> Sign | None:

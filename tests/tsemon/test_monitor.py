@@ -656,7 +656,7 @@ class TestStatus:
             attached_at = time.perf_counter()
             train(model, forward, 3, monitor)
             before_s = overhead_s()
-            monkeypatch.setattr(type(monitor._outbox), "is_quiet", False)
+            monkeypatch.setattr(monitor._outbox, "has_news", True)
             monkeypatch.setattr(monitor._outbox, "take_events", lambda: [alert("a", "firing")])
             train(model, forward, 1, monitor)
             assert overhead_s() - before_s < 0.1

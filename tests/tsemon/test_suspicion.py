@@ -165,7 +165,7 @@ class TestTheRecordedRuns:
         assert [trace.name for trace in healthy if noticed(trace.losses)] == []
         assert [trace.name for trace in healthy if noticed(trace.losses, NoiseWatch)] == []
 
-    def test_give_the_same_signs_at_most_three_steps_later_although_usual_losses_are_watched_in_fours(self):
+    def test_give_the_same_signs_at_most_seven_steps_later_although_usual_losses_are_watched_in_eights(self):
         delays = []
         for trace in read_all():
             suspicion = Suspicion()
@@ -192,10 +192,14 @@ class TestSuspicion:
         assert sign(suspicion, 8, math.nan) is None
 
     @pytest.mark.parametrize("level", [2.0, -2.0])
-    def test_takes_usual_losses_of_any_sign_in_few_lines(self, level):
+    def test_knows_below_which_a_loss_is_usual(self, level):
         suspicion = Suspicion()
-        assert all(suspicion.is_usual(level + 0.1 * math.sin(1.7 * step), 1.0) for step in range(400))
-        assert not suspicion.is_usual(level + 5.0, 1.0)
+        for step in range(0, 400, 4):
+            losses = [level + 0.1 * math.sin(1.7 * (step + i)) for i in range(4)]
+            assert max(losses) < suspicion.limit
+            suspicion.watch(losses, [])
+            assert suspicion.is_settled(())
+        assert suspicion.limit < level + 5.0
         assert sign(suspicion, 400, level + 5.0) is None
 
     def test_reads_every_fourth_gradient_norm_that_is_not_on_the_cpu(self, monkeypatch):
@@ -206,20 +210,30 @@ class TestSuspicion:
             suspicion.sign(step, None, norm, (), is_zoomed_in=False)
         assert [one is norm for one in read] == [True, False, False, False] * 2
 
-    def test_leaves_no_sign_waiting_at_a_step_without_a_loss(self):
+    def test_keeps_a_sign_among_usual_losses_for_the_next_step(self):
         suspicion = Suspicion()
-        for step in range(100):
-            assert suspicion.is_usual(2.0 + 0.1 * math.sin(1.7 * step), None)
-        num_smooth = sum(suspicion.is_usual(2.0, None) for _ in range(40))
-        assert 0 < num_smooth < 40, "a sign is waiting"
-        assert not suspicion.is_usual(None, None)
+        suspicion.watch([2.0 + 0.1 * math.sin(1.7 * step) for step in range(100)], [])
+        assert suspicion.is_settled(())
+        suspicion.watch([2.0] * 40, [])
+        assert not suspicion.is_settled(())
         assert sign(suspicion).is_urgent
-        assert suspicion.is_usual(None, None)
+        assert suspicion.is_settled(())
 
-    @pytest.mark.parametrize("norm", [math.nan, math.inf, "high", torch.ones(2)])
-    def test_takes_a_gradient_norm_that_is_no_finite_number_in_full(self, norm):
-        assert Suspicion().is_usual(2.0, 1.0)
-        assert not Suspicion().is_usual(2.0, norm)
+    def test_is_not_settled_while_an_alert_may_become_a_sign(self):
+        suspicion, alerts = Suspicion(), (alert("a", "pending"),)
+        assert not suspicion.is_settled(alerts)
+        for step in range(PATIENCE + 1):
+            assert sign(suspicion, step, alerts=alerts)
+            assert not suspicion.is_settled(alerts)
+        assert sign(suspicion, PATIENCE + 1, alerts=alerts) is None
+        assert suspicion.is_settled(alerts)
+
+    def test_counts_gradient_norms_that_are_not_finite_over_calm_steps(self):
+        suspicion = Suspicion()
+        suspicion.watch([], [1.0] * 10)
+        assert not any(sign(suspicion, 10 + i, None, math.nan) for i in range(2))
+        suspicion.watch([], [1.0])
+        assert [bool(sign(suspicion, 13 + i, None, math.nan)) for i in range(3)] == [False, False, True]
 
     def test_reports_a_gradient_norm_each_time_that_it_is_not_finite_three_times_in_a_row(self):
         suspicion = Suspicion()

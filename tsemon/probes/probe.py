@@ -314,6 +314,13 @@ class Probe:
         if self._grad_norms.wanted:
             self._take(self._grad_norms.given, norm)
 
+    def take_numbers(self, losses: Sequence[float], norms: Sequence[float]) -> None:
+        """The same of several steps."""
+        for loss in losses:
+            self.take_loss(loss)
+        for norm in norms:
+            self.take_grad_norm(norm)
+
     @property
     def coming(self) -> Collection[str]:
         """Metrics of the loss and of the gradient norm, if any was given since the last sample."""

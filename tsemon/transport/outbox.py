@@ -153,6 +153,8 @@ class Outbox:
         self._over_alerts, self._over_incidents = set[str](), set[str]()
         """Alerts and incidents that had an event when they ended and none since, by id."""
         self._events: SimpleQueue[Alert | Incident] = SimpleQueue()
+        self.has_news = False
+        """Whether a reply has come since `take_events`."""
         self.waiting_rules: WaitingRules | None = None
         """By the last answer to `ask_for_rules`."""
         self._asks_for_rules = False
@@ -204,11 +206,6 @@ class Outbox:
                 self._num_queue_dropped += 1
         return True
 
-    @property
-    def is_quiet(self) -> bool:
-        """True if no event is left."""
-        return self._events.empty()
-
     def alerts(self) -> tuple[Alert, ...]:
         """What the service said last: the alerts of the run that are pending or active, and those just resolved.
 
@@ -239,6 +236,7 @@ class Outbox:
 
         An incident also comes when its verdict names another rule, or when it has become worse.
         """
+        self.has_news = False
         if self._events.empty():  # at almost every step
             return []
         events = []
@@ -504,6 +502,7 @@ class Outbox:
     def _tell_incidents(self) -> None:
         for incident in _changes(self._told_incidents, self._over_incidents, self._incidents, "incident_id", "ended"):
             self._events.put(incident)
+        self.has_news = True
 
     def _end_incidents(self) -> None:
         """The server ends open incidents with the attempt."""

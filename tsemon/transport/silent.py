@@ -12,7 +12,7 @@ class SilentOutbox:
     """Sends nothing: rank 0 sends for the whole group, and is the one to which alerts ride back."""
 
     step = 0
-    is_quiet = False
+    has_news = False
     num_dropped = 0
     waiting_rules = None
 

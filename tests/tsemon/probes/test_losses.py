@@ -86,6 +86,16 @@ class TestLossProbe:
         (_, second), _ = told(tmp_path, give([9.0, *map(float, range(1, num + 1))]), every=num)
         assert second["loss_mean"] == (num + 1) / 2
 
+    def test_counts_every_step_once_whenever_the_status_is_read(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", every=30, measures=["loss_mean"], spool_dir=tmp_path) as monitor:
+            for step in range(31):
+                forward()
+                monitor.step(loss=float(step))
+                if step % 5 == 3:
+                    assert monitor.status.is_loss_watched
+        assert frames_in(tmp_path)[1]["scalars"]["loss_mean"] == pytest.approx(statistics.fmean(range(1, 31)))
+
     @pytest.mark.parametrize("every", [1, 3, 7, 59])
     @pytest.mark.parametrize("give", [list, as_tensors], ids=["floats", "tensors"])
     def test_has_the_level_and_the_noise_of_the_last_steps_at_every_distance_of_samples(self, tmp_path, every, give):
