@@ -7,6 +7,9 @@ import math
 from torch import Tensor
 from torch._C import _is_torch_function_mode_enabled, _len_torch_dispatch_stack
 
+NUM_TOGETHER = 16
+"""Steps whose numbers are looked at together."""
+
 
 class Calm:
     """The numbers of a few steps in a row: finite floats, and no high loss among them.
@@ -44,5 +47,6 @@ class Calm:
             self.losses.append(loss)
         return True
 
-    def __len__(self) -> int:
-        return max(len(self.losses), len(self.norms))
+    @property
+    def is_full(self) -> bool:
+        return max(len(self.losses), len(self.norms)) >= NUM_TOGETHER

@@ -33,7 +33,7 @@ from tsemon.sample import Sample
 from tsemon.schedule import ZOOM_GAP, ZOOM_SAMPLES, Cadence, Spent
 from tsemon.stacks import Stacks
 from tsemon.status import Status, Zooms
-from tsemon.suspicion import CHECK_EVERY, TO_SAVE, SharedSigns, Sign, Suspicion
+from tsemon.suspicion import TO_SAVE, SharedSigns, Sign, Suspicion
 from tsemon.tokens import NOT_GROWING, UNKNOWN, Tokens
 from tsemon.transport import Outbox, SilentOutbox
 from tsemon.wire import MAX_NOT_MEASURED, MAX_REASON, Alert, Incident, RunState
@@ -135,11 +135,11 @@ class Monitor:
         self._how: dict[str, str] = {}
         self._pid = os.getpid()
         self._faults.guard(probe.watch_usage, faults.warn)
-        if cadence.is_adaptive and "nonfinite" in self._tiers:
-            self._faults.guard(probe.watch_gradient, self._look_for_origin)
         self._clip_norm: ClipNorm | None = None
         if cadence.is_adaptive or not self._tiers.keys().isdisjoint(GradNormProbe.METRICS):
             self._faults.guard(self._watch_clipping, probe)
+        if cadence.is_adaptive and "nonfinite" in self._tiers:
+            self._faults.guard(probe.watch_gradient, self._look_for_origin)
         self._faults.guard(self._arm, probe)
         self._close_at_exit = _closing_at_exit(weakref.ref(self))
         atexit.register(self._close_at_exit)
@@ -190,7 +190,7 @@ class Monitor:
                 self._with_tokens(tokens, step_tokens, {})
             self._step += 1
             self._outbox.step = self._step
-            if len(calm) >= CHECK_EVERY:
+            if calm.is_full:
                 self._faults.guard(self._look_at_calm_steps)
                 self._calm = self._calm_steps()
             self._outside_hooks_s += time.perf_counter() - start

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tsemon.errors import InvalidArgument
 
-MAX_GAP = 1000
+MAX_GAP = 2000
 """Maximum number of steps between two samples, however long a sample takes: rules need data."""
 FIRST_GAP = 10
 """Steps between the first samples, until the cost of one is known."""

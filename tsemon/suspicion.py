@@ -299,8 +299,10 @@ class Suspicion:
 
     def watch(self, losses: Sequence[float], norms: Sequence[float]) -> None:
         """Take usual losses and finite gradient norms of several steps. If they are a sign, `sign` returns it next."""
-        for norm in norms:
-            self._count_norm(norm)
+        if norms:
+            self.has_grad_norm = True
+            self._num_norms_not_finite = 0
+            self._num_norms_finite = min(self._num_norms_finite + len(norms), NUM_NORMS_FINITE)
         if losses:
             self.has_loss = True
             self._usual += losses

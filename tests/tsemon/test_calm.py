@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tsemon.calm import Calm
+from tsemon.calm import NUM_TOGETHER, Calm
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def calm():
 )
 def test_keeps_numbers_on_the_host_as_floats(calm, loss, norm):
     assert calm.keep(loss, norm)
-    assert (calm.losses, calm.norms, len(calm)) == ([2.0], [1.0], 1)
+    assert (calm.losses, calm.norms) == ([2.0], [1.0])
 
 
 def test_keeps_one_without_the_other(calm):
@@ -49,6 +49,16 @@ def test_keeps_one_without_the_other(calm):
 def test_keeps_nothing_of_a_step_whose_loss_is_not_usual(calm, loss):
     assert not calm.keep(loss, 1.0)
     assert (calm.losses, calm.norms) == ([], [])
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(2.0, None), (None, 1.0), (2.0, 1.0)])
+def test_is_full_after_a_few_steps(calm, loss, norm):
+    fullness = []
+    for _ in range(NUM_TOGETHER):
+        fullness.append(calm.is_full)
+        assert calm.keep(loss, norm)
+    assert not any(fullness)
+    assert calm.is_full
 
 
 @pytest.mark.parametrize("limit", [3.0, math.inf])

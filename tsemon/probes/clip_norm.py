@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
@@ -19,10 +19,14 @@ class ClipNorm:
 
     def __init__(self, model: nn.Module, guard: Guard) -> None:
         self._ids = {id(p) for p in model.parameters()}
+        self._first: object = None
+        """The first parameter of the model that was first in a list: most steps clip the same list again."""
         self._guard = guard
-        self._norm: Tensor | None = None
+        self._norm: Tensor | float | None = None
         self._num_clips = 0
         """Number of times that gradients were clipped in this step."""
+        self._num_clipped = 0
+        """Number of parameters that were clipped together in this step."""
         self._handle: CallHandle | None = None
         if (around := called_around(clip_grad, GIVEN_THE_NORM)) is not None:
             around.before.append(self)
@@ -34,15 +38,36 @@ class ClipNorm:
         if type(norm) is Tensor and self._are_ours(parameters) and not is_transformed():
             self._norm = norm
             self._num_clips += 1
+            self._num_clipped = len(parameters)
         self._guard.cost_s += perf_counter() - start
 
-    def _are_ours(self, parameters: object) -> bool:
+    def _are_ours(self, parameters: object) -> TypeGuard[list[object]]:
         """Whether the first or the last one is a parameter of the model. A head of its own may be before or behind them."""
         if type(parameters) is not list or not parameters:
             return False
-        return id(parameters[0]) in self._ids or id(parameters[-1]) in self._ids
+        first = parameters[0]
+        if first is self._first:
+            return True
+        if id(first) in self._ids:
+            self._first = first
+            return True
+        return id(parameters[-1]) in self._ids
 
-    def take(self) -> Tensor | None:
+    def is_finite(self) -> bool:
+        """Whether all gradients of this step are known to be finite already, because the norm of all together is.
+
+        False if the norm is not on the CPU, where reading it would wait.
+        """
+        norm = self._norm
+        if norm is None or self._num_clips != 1 or self._num_clipped < len(self._ids):
+            return False
+        if isinstance(norm, Tensor):
+            if not norm.is_cpu:
+                return False
+            norm = self._norm = norm.item()
+        return norm - norm == 0
+
+    def take(self) -> Tensor | float | None:
         """Return the norm of the step that ends. None if the gradient was not clipped as a whole by its norm."""
         norm = self._norm if self._num_clips == 1 else None
         self._norm, self._num_clips = None, 0

@@ -6,6 +6,7 @@ Axes: N steps.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -52,6 +53,10 @@ class EveryStep:
             if self._must_copy or own.untyped_storage().nbytes() > MAX_STORAGE_BYTES:
                 own = own.clone()
             self._pending.append((own, version_of(own)))
+
+    def add_floats(self, numbers: Iterable[float]) -> None:
+        """Take the numbers of several steps."""
+        self._pending += [(number, None) for number in numbers]
 
     def __bool__(self) -> bool:
         """Whether `take` has a number to return."""

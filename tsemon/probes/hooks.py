@@ -443,12 +443,13 @@ class ModuleHook(Guarded):
             getattr(self._runs, name).pop(self.id, None)
 
 
+# A PyTorch that has it elsewhere is taken to be in no transform.
+_level_of_transforms = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
+
+
 def is_transformed() -> bool:
     """Whether vmap, grad or another transform of torch.func is under way: tensors are not what they seem, then."""
-    try:
-        return torch._C._functorch.maybe_current_level() is not None
-    except AttributeError:  # a PyTorch that has it elsewhere
-        return False
+    return _level_of_transforms() is not None
 
 
 @contextmanager

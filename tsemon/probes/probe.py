@@ -204,7 +204,7 @@ class Probe:
         elif parameter is None:
             self._why_unwatched = "attach() was given no optimizer that trains vectors in a block"
         else:
-            self._witness = Witness(parameter, optimizers, self._guard, on_nonfinite)
+            self._witness = Witness(parameter, optimizers, self._guard, on_nonfinite, self._clip_norm)
 
     def watch_clipping(self) -> ClipNorm:
         """From now on until `close`, keep the gradient norm of every step that torch clips."""
@@ -316,10 +316,11 @@ class Probe:
 
     def take_numbers(self, losses: Sequence[float], norms: Sequence[float]) -> None:
         """The same of several steps."""
-        for loss in losses:
-            self.take_loss(loss)
-        for norm in norms:
-            self.take_grad_norm(norm)
+        for part, numbers in ((self._losses, losses), (self._grad_norms, norms)):
+            if part.wanted:
+                part.given.add_floats(numbers)
+                if part.given.is_full:
+                    self._guard.run(part.given.stack)
 
     @property
     def coming(self) -> Collection[str]:

@@ -84,6 +84,34 @@ class TestTheNorm:
         assert clip_norm.take() is None
 
 
+class TestAllGradientsAreFinite:
+    """As far as the norm says, without a look at them."""
+
+    def test_if_the_norm_of_all_of_them_is(self, model, clip_norm):
+        norm = norm_of(model)
+        assert not clip_norm.is_finite()
+        utils.clip_grad_norm_(model.parameters(), 0.1)
+        assert clip_norm.is_finite()
+        assert clip_norm.take() == pytest.approx(norm, rel=1e-6)
+        assert not clip_norm.is_finite(), "the next step has a norm of its own"
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    def test_is_not_known_if_one_is_not(self, model, clip_norm, bad):
+        model[0].bias.grad[1] = bad
+        utils.clip_grad_norm_(model.parameters(), 0.1)
+        assert not clip_norm.is_finite()
+
+    def test_is_not_known_from_the_norm_of_a_part(self, model, clip_norm):
+        model[1].bias.grad[1] = math.nan
+        utils.clip_grad_norm_(model[0].parameters(), 0.1)
+        assert not clip_norm.is_finite()
+
+    def test_is_not_known_if_parts_are_clipped_one_by_one(self, model, clip_norm):
+        for _ in range(2):
+            utils.clip_grad_norm_(model.parameters(), 0.1)
+        assert not clip_norm.is_finite()
+
+
 class TestTheFunction:
     def test_is_put_back(self, model):
         before = clip_grad._clip_grads_with_norm_
