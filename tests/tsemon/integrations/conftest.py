@@ -9,8 +9,9 @@ def norms(monkeypatch):
     norms, take = [], ClipNorm.take
 
     def taken(clip_norm):
-        norms.append(take(clip_norm))
-        return norms[-1]
+        norm = take(clip_norm)
+        norms.append(norm if norm is None else float(norm))
+        return norm
 
     monkeypatch.setattr(ClipNorm, "take", taken)
     return norms

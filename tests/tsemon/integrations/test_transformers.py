@@ -175,7 +175,7 @@ class TestTheTrainersCallback:
     def test_knows_the_gradient_norm_of_each_step(self, train, tmp_path, norms):
         trainer = train(callback(tmp_path, every=None))
         logged = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
-        assert [norm.item() for norm in norms] == pytest.approx(logged, rel=1e-6)
+        assert norms == pytest.approx(logged, rel=1e-6)
 
     def test_knows_the_scheduler_for_a_lower_learning_rate(self, train, tmp_path):
         class Lowering(TrainerCallback):
