@@ -90,7 +90,7 @@ def attach(
     run, project: the name under which the service keeps the run. The same names again are a new attempt at the same run.
     server: base URL of the service, by default that of TSEMON_SERVER. Without one the spool folder is the run.
     every: sample each so many optimizer steps. Without it, as often as tsemon's own cost stays within `budget`.
-    budget: tsemon's share of wall time on the training thread, more than 0 and at most 1.
+    budget: tsemon's share of wall time, more than 0 and at most 1. The CPU time of tsemon's own threads counts, too.
     measures: names of metrics, and `tsemon.Quantity` objects for metrics of your own. If no metric is named, all metrics of
         the catalogue are measured except those on demand; `["default", "spectral_gap"]` adds one of these.
     blocks, attention: the transformer blocks in depth order and the self-attention of each, as modules or dotted names,

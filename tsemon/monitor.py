@@ -124,6 +124,8 @@ class Monitor:
         self._next_sample = first_step
         self._start_at(first_step)
         self._outside_hooks_s = self._device_s = 0.0
+        self._beside_s = 0.0
+        """CPU time of the outbox's threads up to the newest sample."""
         self._mark()
         self._newest = _Newest(None, Spent(0.0, 0.0, is_slow=False, num_steps=0), 0.0)
         self._measured: dict[str, int] = {}
@@ -510,11 +512,13 @@ class Monitor:
         elapsed_s = self._counted_at - self._last_sample_at - (self._cost_s - before.total_cost_s)
         num_steps = self._step - self._last_sample
         spent = before.spent._replace(step_s=max(elapsed_s, 0.0) / num_steps, num_steps=num_steps)
+        beside_s = self._outbox.cpu_s - self._beside_s
+        self._beside_s += beside_s
         if before.sample is None and self._ranks is not None:
             spent = spent._replace(step_s=0.0)  # the ranks have agreed on nothing yet, and must choose equal gaps
         if before.sample is not None:
             self._device_s += before.sample.device_s
-            spent = spent._replace(cost_s=max(spent.cost_s, before.sample.device_s))
+            spent = spent._replace(cost_s=max(spent.cost_s, before.sample.device_s) + beside_s)
         given = ({} if loss is None else {"loss": loss}) | dict(scalars)
         told = () if self._relay is None else self._relay.next_numbers()
         # Of the wait for the slowest rank only what it costs that rank is tsemon's.

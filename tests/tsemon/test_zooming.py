@@ -14,7 +14,7 @@ from tests.frames import frames_in
 from tests.ports import free_port
 from tests.tsemon.test_actions import as_json
 from tests.tsemon.transport.conftest import Peer
-from tsemon.schedule import FOLLOW_UP_GAP, MIN_ZOOMS, ZOOM_GAP, ZOOM_SAMPLES
+from tsemon.schedule import FOLLOW_UP_GAP, MAX_GAP, MIN_ZOOMS, ZOOM_GAP, ZOOM_SAMPLES
 from tsemon.suspicion import PATIENCE
 from tsemon_server.rules import PACK
 from tsemon_server.rules.evaluator import Evaluator
@@ -451,6 +451,17 @@ class TestAPendingAlert:
         loop.run(100)
         assert loop.monitor.status.zooms.num == 1
         assert loop.monitor.status.num_faults == 0
+
+
+class TestTheBudget:
+    def test_is_for_delivery_too(self, tmp_path):
+        loop = Loop(tmp_path, budget=1.0)
+        loop.run(50)
+        assert loop.monitor.status.gap < 10
+        loop.monitor._outbox._cpu_s["sender"] += 100.0
+        loop.run(20)
+        assert loop.monitor.status.gap == MAX_GAP
+        loop.monitor.close()
 
 
 class TestTheLastSample:

@@ -160,6 +160,7 @@ class Outbox:
         self._asks_for_rules = False
         self._ask_again_at = 0.0
 
+        self._cpu_s = {"exporter": 0.0, "sender": 0.0}
         self._is_closed = False
         self._end_state: RunState = "finished"
         self._has_work = threading.Event()
@@ -244,6 +245,11 @@ class Outbox:
             while os.getpid() == self._pid:
                 events.append(self._events.get_nowait())
         return events
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of its own threads so far, in seconds."""
+        return sum(self._cpu_s.values())
 
     @property
     def num_dropped(self) -> int:
@@ -335,6 +341,7 @@ class Outbox:
             self._has_work.set()
             for mirror in self._mirrors:
                 mirror.put(frame)
+            self._cpu_s["exporter"] = time.thread_time()
         self._write_through()
 
     def _write_through(self) -> None:
@@ -358,6 +365,7 @@ class Outbox:
         num_tries, is_last = 0, False
         try:
             while not self._abandoned.is_set():
+                self._cpu_s["sender"] = time.thread_time()
                 self._has_work.wait(max(0.0, self._beat_at - time.monotonic()))
                 self._has_work.clear()
                 if self._closing.is_set() and not is_last:

@@ -13,6 +13,7 @@ class SilentOutbox:
 
     step = 0
     has_news = False
+    cpu_s = 0.0
     num_dropped = 0
     waiting_rules = None
 
