@@ -14,6 +14,7 @@ from tests.frames import frames_in
 from tests.tsemon.transport.conftest import Peer
 from tsemon.actions import FAMILIES, Action, Burst, LowerLearningRate, SaveCheckpoint, Stop, handlers_of, in_words, when
 from tsemon.errors import InvalidArgument
+from tsemon.schedule import MAX_GAP
 from tsemon.wire import Alert
 from tsemon_server.rules import rule
 
@@ -449,7 +450,7 @@ class TestBurst:
             for _ in range(10):
                 forward()
                 monitor.step()
-            assert monitor.status.gap == gap == 1000
+            assert monitor.status.gap == gap == MAX_GAP
         sampled = [frame["step"] for frame in frames_in(tmp_path)]
         assert sampled[-6:] == [89, 96, 97, 98, 99, 100]
 
