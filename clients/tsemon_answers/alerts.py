@@ -15,7 +15,9 @@ from tsemon_answers import display
 from tsemon_answers.record import OfProject, Page, Query, Record
 
 Severity = Literal["info", "warning", "critical"]
-ResolvedReason = Literal["clear", "new attempt", "run ended", "rule disabled", "by hand"]
+ResolvedReason = Literal["clear", "new attempt", "run ended", "rule disabled", "by hand", "no loss"]
+CLEARED: frozenset[ResolvedReason] = frozenset(("clear", "no loss"))
+"""Reasons that leave an incident which may open again: all conditions are over, and the run is not."""
 NoticeKind = Literal["firing", "resolved"]
 DeliveryStatus = Literal["waiting", "sent", "failed", "merged", "dropped"]
 

@@ -36,7 +36,8 @@ class Failure(Record):
     """First and last block in which the cause's rule was met, from 0; null if it has none or they are not known."""
     state: IncidentState
     """open: an alert still fires, or the loss has not fallen since. recovered: the conditions of all alerts are over, and
-    the loss falls again. ended: with the attempt, or because a person resolved an alert or disabled its rule."""
+    the loss falls again. ended: with the attempt, because a person resolved an alert or disabled its rule, or because
+    all conditions are over in a run without a loss."""
     ended_step: int | None
     """Step at which its last alert was over; null while it is open."""
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +10,7 @@ from tsemon.wire import Array, Frame
 from tsemon_server.rules import PACK
 from tsemon_server.rules.documents import load
 from tsemon_server.rules.evaluator import Evaluator
+from tsemon_server.rules.program import View
 from tsemon_server.services.replay.replaying import replay
 from tsemon_server.services.replay.traces import Trace
 
@@ -20,6 +22,10 @@ rules:
   - {name: high-loss, when: loss > 10 for 2 samples, clear: loss < 5 for 1 sample, severity: warning}
   - {name: very-high-loss, when: loss > 100 for 2 samples, clear: loss < 50 for 1 sample, severity: warning}
 """)
+WITHOUT_A_LOSS = """
+rules:
+  - {name: high, when: scalar("mine") > 10 for 1 sample, clear: scalar("mine") < 5 for 1 sample, severity: warning}
+"""
 VERDICT = ("family", "severity", "rule", "step", "left_step", "settles_step", "blocks", "state", "ended_step", "alerts")
 
 
@@ -93,6 +99,20 @@ class TestAnIncident:
         incident = only(api, run_id)
         assert (incident["state"], incident["ended_step"]) == ("recovered", 6)
         assert incident["consequences"][0]["state"] == "resolved"
+
+    @pytest.mark.parametrize(("also", "state"), [({}, "ended"), ({"loss": 1.0}, "recovered")])
+    def test_has_not_recovered_if_no_loss_shows_it(self, start, also, state):
+        rules = load(WITHOUT_A_LOSS)
+        api = start(rules=rules)
+        run_id = api.register()
+        frames = [Frame(step, step, 1e9, {"mine": mine, **also}, {}) for step, mine in enumerate([1, 20, 20, 1, 1])]
+        api.send_ok(run_id, frames)
+        incident = only(api, run_id)
+        assert (incident["rule"], incident["state"], incident["ended_step"]) == ("high", state, 3)
+        views = [View(frame.step, dict(frame.scalars)) for frame in frames]
+        recording = SimpleNamespace(name="mine", problems=[], attempts=lambda: [(0, iter(views))])
+        (verdict,) = replay(recording, Evaluator(rules)).incidents
+        assert verdict.state == state
 
     def test_is_the_same_while_its_alert_flaps(self, api, run_id):
         for step in range(0, 40, 4):

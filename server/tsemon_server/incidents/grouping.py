@@ -114,8 +114,12 @@ class Incident:
     @property
     def settles_step(self) -> int:
         """From this step on, alerts that fire, or are over, are not reasons for another verdict."""
-        is_of_process = self.symptoms[0].family == "liveness"  # such as that it is silent: no step may follow
-        return self.opened_step + (0 if is_of_process else SETTLES_AFTER)
+        return self.opened_step + (0 if self._is_of_process else SETTLES_AFTER)  # no step may follow a silent process
+
+    @property
+    def _is_of_process(self) -> bool:
+        """True if it says nothing about the model, such as that the process is silent."""
+        return self.symptoms[0].family == "liveness"
 
     @property
     def ended_step(self) -> int | None:
@@ -142,11 +146,14 @@ class Incident:
                 is_cleared = stall.is_cleared
         return until, is_cleared
 
-    def verdict(self, order: Order, step: int | None = None) -> Verdict:
-        """The verdict that people read. `step`: the newest one, if the attempt is still running."""
+    def verdict(self, order: Order, step: int | None = None, *, has_loss: bool = True) -> Verdict:
+        """The verdict that people read.
+
+        step: the newest one, if the attempt is still running. has_loss: if the run gives none, nothing shows a recovery.
+        """
         cause = self.cause(order, step)
         until, is_cleared = self._end()
-        is_open = until is None
+        is_open, shows_recovery = until is None, has_loss or self._is_of_process
         return Verdict(
             family=cause.family,
             severity=max((symptom.severity for symptom in self.symptoms), key=SEVERITIES.index),
@@ -155,7 +162,7 @@ class Incident:
             left_step=cause.left_step,
             settles_step=self.settles_step,
             blocks=cause.blocks,
-            state="open" if is_open else "recovered" if is_cleared else "ended",
+            state="open" if is_open else "recovered" if is_cleared and shows_recovery else "ended",
             ended_step=until,
             alerts=list(dict.fromkeys((cause.rule, *(symptom.rule for symptom in self.symptoms)))),
         )

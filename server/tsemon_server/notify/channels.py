@@ -12,7 +12,7 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from typing import Any
 
-from tsemon_answers.alerts import Alert
+from tsemon_answers.alerts import CLEARED, Alert
 from tsemon_server.notify.configuration import Alertmanager, Discord, Email, Receiver, Slack, Webhook
 from tsemon_server.notify.messages import LEVELS, Message, Notice, evidence_of
 from tsemon_server.notify.sending import Post, mail, post
@@ -161,7 +161,7 @@ def _as_alert(message: Message, notice: Notice, receiver: Alertmanager) -> dict[
     alert = notice.alert
     # Nor would it tell anybody of what is over when it hears of it first.
     # A recovery may not last: it takes effect after the same time, unless the incident opens again.
-    may_reopen = isinstance(alert, NoticedIncident) and alert.resolved_reason == "clear"
+    may_reopen = isinstance(alert, NoticedIncident) and alert.resolved_reason in CLEARED
     over = message.time + receiver.forgets_after if notice.is_alarming or may_reopen else alert.updated_at
     found = {
         "labels": _labels(alert, receiver.labels),

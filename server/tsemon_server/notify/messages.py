@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from tsemon_answers import display
-from tsemon_answers.alerts import Alert, NoticeKind
+from tsemon_answers.alerts import CLEARED, Alert, NoticeKind
 from tsemon_server.notify.configuration import SEVERITIES
 from tsemon_server.store.ledger.incidents import NoticedIncident
 
@@ -66,7 +66,7 @@ class Notice:
         """Whether people are to look."""
         alert = self.alert
         # Of one that is critical the times say too little: after an outage all of it comes within seconds.
-        passed_soon = alert.resolved_reason == "clear" and alert.updated_at - alert.opened_at <= BRIEF
+        passed_soon = alert.resolved_reason in CLEARED and alert.updated_at - alert.opened_at <= BRIEF
         is_harmless = passed_soon and alert.severity != "critical"
         return self.kind == "firing" or not (self.was_told or is_harmless)
 
@@ -135,6 +135,8 @@ class Notice:
     def _over(self) -> str:
         since, reason = self.alert.firing_step, self.alert.resolved_reason
         why = "" if reason in (None, "clear") else f" ({reason})"
+        if reason == "no loss":
+            why = ", and the run gives no loss that could show a recovery"
         if isinstance(self.alert, NoticedIncident):
             return f"{'over' if why else 'recovered'}{why}; it was open from step {since} on."
         return f"over{why}" + ("" if since is None else f"; it fired from step {since} on")

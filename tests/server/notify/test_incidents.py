@@ -19,6 +19,10 @@ rules:
   - {name: low-loss, when: loss < -10 for 2 samples, clear: loss > 0 for 1 sample, severity: warning}
   - {name: odd-loss, when: loss > 1000 for 1 sample, clear: loss < 1000 for 1 sample, severity: info}
 """)
+WITHOUT_A_LOSS = """
+rules:
+  - {name: high, when: scalar("mine") > 10 for 1 sample, clear: scalar("mine") < 5 for 1 sample, severity: warning}
+"""
 HIGH, VERY_HIGH = [20.0, 20.0], [200.0, 200.0]
 
 
@@ -194,6 +198,18 @@ class TestAnIncident:
         send(api, run_id, [1], from_step=1202)
         assert told.settle() == [("firing", "high-loss"), ("resolved", "high-loss")]
         assert len(api.get("/alerts", run=run_id)["alerts"]) == 10
+
+    def test_that_flaps_in_a_run_without_a_loss_is_told_once(self, serve, listening):
+        api = serve(load(WITHOUT_A_LOSS))
+        told, run_id = listening(api), api.register()
+        for step, mine in enumerate([20.0, 1.0, 20.0, 1.0]):
+            api.send_ok(run_id, [Frame(step, step, 1e9, {"mine": mine}, {})])
+            told.settle(3600)
+        end(api, run_id)
+        assert told.settle() == [("firing", "high"), ("resolved", "high")]
+        assert (
+            "over, and the run gives no loss that could show a recovery; it was open from step 0 on." in told.texts[1]
+        )
 
     def test_that_has_recovered_is_told_at_once_when_the_run_ends(self, api, listening):
         told, run_id = listening(api), api.register()

@@ -81,7 +81,7 @@ def replay(recording: Recording, evaluator: Evaluator) -> Replayed:
     return Replayed(
         run=recording.name,
         alerts=[alert for attempt in attempts for alert in attempt.alerts],
-        incidents=[verdict for attempt in attempts for verdict in attempt.verdicts()],
+        incidents=[verdict for attempt in attempts for verdict in attempt.verdicts(has_loss="loss" in has["scalar"])],
         num_frames=num_frames,
         problems=recording.problems,
         not_judged=[
@@ -136,8 +136,9 @@ class _Alerts:
         place = max(place for place, alert in enumerate(self.alerts) if alert.rule == rule)
         self.alerts[place] = replace(self.alerts[place], resolved_step=step)
 
-    def verdicts(self) -> list[Verdict]:
-        return [incident.verdict(ORDER) for incident in incidents_of([*self._over, *self._open.values()])]
+    def verdicts(self, *, has_loss: bool) -> list[Verdict]:
+        incidents = incidents_of([*self._over, *self._open.values()])
+        return [incident.verdict(ORDER, has_loss=has_loss) for incident in incidents]
 
 
 def _rising(views: Iterator[View]) -> Iterator[View]:

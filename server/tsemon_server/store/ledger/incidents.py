@@ -10,7 +10,15 @@ from sqlalchemy import Connection, Row, Select, String, cast, exists, func, inse
 
 from tsemon.errors import UnknownIncident
 from tsemon_answers.alerts import Alert, ResolvedReason
-from tsemon_answers.incidents import Consequence, ConsequenceState, Failure, Incident, IncidentsQuery, ToldIncident
+from tsemon_answers.incidents import (
+    Consequence,
+    ConsequenceState,
+    Failure,
+    Incident,
+    IncidentsQuery,
+    ToldIncident,
+    Verdict,
+)
 from tsemon_server.incidents import ORDER, STALL, Symptom, incidents_of
 from tsemon_server.incidents import Incident as Group
 from tsemon_server.store.ledger import silences, tables
@@ -164,8 +172,10 @@ class IncidentChanges(Incidents):
         before = {row.incident_id: row for row in self._connection.execute(select(tables.incident).where(*of_attempt))}
         newest = select(last_step(tables.attempt)).where(_attempt.run_id == run_id, _attempt.attempt == attempt)
         step = self._connection.execute(newest).scalar_one_or_none()
+        loss = self._connection.execute(select(_run.loss).where(_run.run_id == run_id)).scalar_one_or_none()
         for group in incidents_of(symptoms):
-            self._keep(group, run_id, attempt, step, before)
+            verdict = group.verdict(ORDER, step, has_loss=loss is not None)
+            self._keep(group, verdict, group.cause(ORDER, step), run_id, attempt, before)
 
     def _symptoms(self, run_id: str, attempt: int) -> list[Symptom]:
         of_attempt = (_alert.run_id == run_id, _alert.attempt == attempt)
@@ -173,9 +183,10 @@ class IncidentChanges(Incidents):
         query = select(tables.alert).where(*of_attempt, counts, _alert.state != "revised").order_by(_alert.alert_id)
         return [_symptom(row) for row in self._connection.execute(query)]
 
-    def _keep(self, group: Group, run_id: str, attempt: int, step: int | None, before: dict[int, Row[Any]]) -> None:
+    def _keep(
+        self, group: Group, verdict: Verdict, cause: Symptom, run_id: str, attempt: int, before: dict[int, Row[Any]]
+    ) -> None:
         """Write an incident and which alerts it has, as far as they are new."""
-        verdict, cause = group.verdict(ORDER, step), group.cause(ORDER, step)
         first, last = verdict.blocks or (None, None)
         known = None if group.key is None else before.get(group.key)
         state = verdict.state
@@ -230,7 +241,7 @@ def _select() -> Select[Any]:
         _incident.incident_id.label("number"),
         cast(_incident.incident_id, String).label("incident_id"),
         cast(_incident.cause_id, String).label("cause_id"),
-        *(_run.project, _run.run, cause.summary, cause.advice),
+        *(_run.project, _run.run, _run.loss, cause.summary, cause.advice),
         # A pending cause is replaced when it is withdrawn, or when another alert changes after that step.
         ((last_step(tables.incident) >= _incident.settles_step) & cause.firing_step.is_not(None)).label("is_settled"),
     )
@@ -278,7 +289,11 @@ def _end(row: Row[Any], alerts: Iterable[Row[Any]]) -> ResolvedReason:
     reasons: list[ResolvedReason] = [
         one.resolved_reason for one in alerts if one.resolved_reason not in (None, "clear")
     ]
-    return reasons[0] if reasons else "new attempt" if row.attempt_state == "replaced" else "run ended"
+    if reasons:
+        return reasons[0]
+    if row.loss is None:
+        return "no loss"
+    return "new attempt" if row.attempt_state == "replaced" else "run ended"
 
 
 def _state(alert: Row[Any], *, is_open: bool) -> ConsequenceState:

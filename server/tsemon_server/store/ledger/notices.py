@@ -28,7 +28,7 @@ from sqlalchemy import (
     update,
 )
 
-from tsemon_answers.alerts import Alert, DeliveryStatus, NoticeKind, Notification
+from tsemon_answers.alerts import CLEARED, Alert, DeliveryStatus, NoticeKind, Notification
 from tsemon_server.incidents import FLAPS_WITHIN
 from tsemon_server.store.engine import Database, insert_missing
 from tsemon_server.store.ledger import tables
@@ -297,7 +297,7 @@ class _Routing:
             plan = known.get(receiver, Plan(receiver, last.topic, 0.0, 0.0, None))
             due_at = last.due_at
             if last.status == "sent":
-                wait_s = plan.recovery_wait_s if alert.resolved_reason == "clear" and alert.incident_id else 0.0
+                wait_s = plan.recovery_wait_s if alert.resolved_reason in CLEARED and alert.incident_id else 0.0
                 due_at = max(self._next_on(plan), self._now + wait_s)
             self._set(last, status="sent" if last.status == "sent" else "merged", due_at=None)
             known_as = {"receiver": receiver, "topic": last.topic, "labels": last.labels}
