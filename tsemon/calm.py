@@ -7,8 +7,8 @@ import math
 from torch import Tensor
 from torch._C import _is_torch_function_mode_enabled, _len_torch_dispatch_stack
 
-NUM_TOGETHER = 16
-"""Steps whose numbers are looked at together."""
+NUM_TOGETHER, NUM_IN_MOTION = 16, 4
+"""Steps whose numbers are looked at together; fewer while the limit falls, or is not known yet: a jump may stay below it."""
 
 
 class Calm:
@@ -18,11 +18,12 @@ class Calm:
     these steps together takes a third of the time.
     """
 
-    __slots__ = ("limit", "losses", "norms")
+    __slots__ = ("limit", "losses", "norms", "num_together")
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, num_together: int = NUM_TOGETHER) -> None:
         """limit: a loss from here on may be high."""
         self.limit = limit
+        self.num_together = num_together
         self.losses: list[float] = []
         self.norms: list[float] = []
 
@@ -49,4 +50,4 @@ class Calm:
 
     @property
     def is_full(self) -> bool:
-        return max(len(self.losses), len(self.norms)) >= NUM_TOGETHER
+        return max(len(self.losses), len(self.norms)) >= self.num_together

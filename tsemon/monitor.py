@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tsemon.actions import Handler, checked_count
-from tsemon.calm import Calm
+from tsemon.calm import NUM_IN_MOTION, NUM_TOGETHER, Calm
 from tsemon.catalogue import LAYERED, TIERS, Tier
 from tsemon.faults import Faults
 from tsemon.late import on_host
@@ -219,7 +219,9 @@ class Monitor:
             return None
         if not self._cadence.is_adaptive:
             return Calm(math.inf)
-        return Calm(suspicion.limit) if suspicion.is_settled(self._outbox.alerts()) else None
+        if not suspicion.is_settled(self._outbox.alerts()):
+            return None
+        return Calm(suspicion.limit, NUM_IN_MOTION if suspicion.is_limit_moving else NUM_TOGETHER)
 
     def _look_at_calm_steps(self) -> None:
         calm, self._calm = self._calm, None

@@ -178,6 +178,10 @@ class LossWatch:
         factor = self._taller if usual.autocorrelation > ALIKE else 1.0
         return usual.mean + factor * height + least
 
+    def is_far(self, before: float, limit: float) -> bool:
+        """Whether the limit has fallen by a tenth of its height above the mean."""
+        return not before - limit <= 0.1 * (limit - self._losses.mean)
+
     def _is_high_in_logs(self, loss: float) -> bool:
         usual = self._logs
         return loss <= 0 or usual.num < FIRST_STEPS or math.log(loss) - usual.mean > HIGH_IN_LOGS * usual.deviation
@@ -253,6 +257,8 @@ class Suspicion:
         long, because a training step empties the caches of the processor."""
         self.limit = math.inf
         """Below this, a finite loss is usual: clearly not high."""
+        self.is_limit_moving = True
+        """Whether it has fallen by much since the losses before, or is not known yet."""
         self._waiting: Sign | None = None
         """A sign that `watch` has found."""
         self._num_norms_not_finite = 0
@@ -351,7 +357,8 @@ class Suspicion:
             self._was_loss_finite &= not is_first
             for text in filter(None, (self._losses.notice(loss), self._noise.notice(loss))):
                 sign = sign or Sign(text, is_urgent=True, is_decisive=is_first)
-        self._usual, self.limit = [], self._losses.limit
+        before, self._usual, self.limit = self.limit, [], self._losses.limit
+        self.is_limit_moving = self._losses.is_far(before, self.limit)
         return sign
 
     def _of_alerts(self, step: int, alerts: Collection[Alert], *, is_zoomed_in: bool) -> Sign | None:

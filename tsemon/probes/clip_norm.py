@@ -65,6 +65,7 @@ class ClipNorm:
             if not norm.is_cpu:
                 return False
             norm = self._norm = norm.item()
+        self._num_clipped = 0  # one norm speaks for one step of an optimizer
         return norm - norm == 0
 
     def take(self) -> Tensor | float | None:

@@ -92,6 +92,7 @@ class TestAllGradientsAreFinite:
         assert not clip_norm.is_finite()
         utils.clip_grad_norm_(model.parameters(), 0.1)
         assert clip_norm.is_finite()
+        assert not clip_norm.is_finite(), "it speaks for one step of an optimizer"
         assert clip_norm.take() == pytest.approx(norm, rel=1e-6)
         assert not clip_norm.is_finite(), "the next step has a norm of its own"
 
