@@ -422,9 +422,11 @@ class Monitor:
         Reading it asks the server for the rules. Nothing waits for the answer, which a later status has.
         """
         self._outbox.ask_for_rules()
-        self._faults.guard(self._look_at_calm_steps)
+        calm = self._calm
+        # Only read: another thread may ask while the training thread adds to them.
+        has_loss, has_norm = (False, False) if calm is None else (bool(calm.losses), bool(calm.norms))
         # The next sample will have these, because a loss or a gradient norm was given since the newest one.
-        coming = () if self._probe is None else self._probe.coming
+        coming = () if self._probe is None else self._probe.coming(has_loss=has_loss, has_grad_norm=has_norm)
         return Status(
             blocks=self._block_names,
             stacks=self._stacks,
@@ -440,8 +442,8 @@ class Monitor:
             slow_gap=self._cadence.gap * self._cadence.slow_every,
             zooms=self._zooms,
             refusals=self._suspicion.refusals,
-            is_loss_watched=self._is_watched(self._suspicion.has_loss),
-            is_grad_norm_watched=self._is_watched(self._suspicion.has_grad_norm),
+            is_loss_watched=self._is_watched(has_loss or self._suspicion.has_loss),
+            is_grad_norm_watched=self._is_watched(has_norm or self._suspicion.has_grad_norm),
             overhead_ratio=self._overhead_ratio(),
             sample_s=self._newest.spent.cost_s,
             tiers=self._tiers,

@@ -18,6 +18,7 @@ import tsemon
 from tests import zoo
 from tests.frames import frames_in, values_of
 from tests.tsemon.test_actions import alert
+from tsemon.calm import Calm
 from tsemon.catalogue import CATALOGUE, LAYERED
 from tsemon.errors import InvalidArgument, NoBlocksFound, SpoolError, TsemonError, UnknownMetric
 from tsemon.schedule import SLOW_EVERY
@@ -675,6 +676,17 @@ class TestStatus:
         monkeypatch.setattr(monitor._outbox, "take_events", lambda: [alert("a", "firing")])
         monitor.close()
         assert monitor.status.overhead_ratio * (time.perf_counter() - attached_at) < 1.4 * before_s
+
+    def test_takes_no_number_away_if_another_thread_asks_in_the_middle_of_a_step(self, tmp_path, monkeypatch):
+        model, _ = zoo.torch_encoder()
+        keep = Calm.keep
+        with tsemon.attach(model, run="r", spool_dir=tmp_path, budget=1e-9) as monitor:
+            monkeypatch.setattr(Calm, "keep", lambda *numbers: (monitor.status, keep(*numbers))[1])
+            for step in range(200):
+                monitor.step(loss=200.0 - step)
+        means = {frame["step"]: frame["scalars"]["loss_mean"] for frame in frames_in(tmp_path)}
+        total = sum(mean * (step - before) for before, (step, mean) in zip([-1, *means], means.items(), strict=False))
+        assert total == pytest.approx(sum(range(1, 201)), rel=1e-6)
 
     def test_tells_of_an_unreachable_server_and_loses_nothing(self, tmp_path):
         model, forward = zoo.torch_encoder()

@@ -21,12 +21,14 @@ class ClipNorm:
         self._ids = {id(p) for p in model.parameters()}
         self._first: object = None
         """The first parameter of the model that was first in a list: most steps clip the same list again."""
+        self._whole: tuple[int, int] | None = None
+        """Id of the first parameter, and length, of a list that had all parameters of the model."""
         self._guard = guard
         self._norm: Tensor | float | None = None
         self._num_clips = 0
         """Number of times that gradients were clipped in this step."""
-        self._num_clipped = 0
-        """Number of parameters that were clipped together in this step."""
+        self._clipped: tuple[int, int] | None = None
+        """The same of the list that was clipped in this step."""
         self._handle: CallHandle | None = None
         if (around := called_around(clip_grad, GIVEN_THE_NORM)) is not None:
             around.before.append(self)
@@ -38,7 +40,9 @@ class ClipNorm:
         if type(norm) is Tensor and self._are_ours(parameters) and not is_transformed():
             self._norm = norm
             self._num_clips += 1
-            self._num_clipped = len(parameters)
+            self._clipped = id(parameters[0]), len(parameters)
+            if self._clipped != self._whole and len(parameters) >= len(self._ids) and self._has_all(parameters):
+                self._whole = self._clipped
         self._guard.cost_s += perf_counter() - start
 
     def _are_ours(self, parameters: object) -> TypeGuard[list[object]]:
@@ -53,19 +57,23 @@ class ClipNorm:
             return True
         return id(parameters[-1]) in self._ids
 
+    def _has_all(self, parameters: list[object]) -> bool:
+        return self._ids <= {id(p) for p in parameters}
+
     def is_finite(self) -> bool:
         """Whether all gradients of this step are known to be finite already, because the norm of all together is.
 
-        False if the norm is not on the CPU, where reading it would wait.
+        False if the norm is not on the CPU, where reading it would wait. A gradient that changes between clipping and
+        the optimizer step is not seen.
         """
         norm = self._norm
-        if norm is None or self._num_clips != 1 or self._num_clipped < len(self._ids):
+        if norm is None or self._num_clips != 1 or self._clipped is None or self._clipped != self._whole:
             return False
         if isinstance(norm, Tensor):
             if not norm.is_cpu:
                 return False
             norm = self._norm = norm.item()
-        self._num_clipped = 0  # one norm speaks for one step of an optimizer
+        self._clipped = None  # one norm speaks for one step of an optimizer
         return norm - norm == 0
 
     def take(self) -> Tensor | float | None:

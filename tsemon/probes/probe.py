@@ -322,11 +322,13 @@ class Probe:
                 if part.given.is_full:
                     self._guard.run(part.given.stack)
 
-    @property
-    def coming(self) -> Collection[str]:
-        """Metrics of the loss and of the gradient norm, if any was given since the last sample."""
-        parts = self._losses, self._grad_norms
-        return [name for part in parts if part.given for name in part.METRICS]
+    def coming(self, *, has_loss: bool, has_grad_norm: bool) -> Collection[str]:
+        """Metrics of the loss and of the gradient norm, if any was given since the last sample.
+
+        has_loss, has_grad_norm: whether `take_numbers` will get any.
+        """
+        parts = (self._losses, has_loss), (self._grad_norms, has_grad_norm)
+        return [name for part, is_coming in parts if is_coming or part.given for name in part.METRICS]
 
     def _take(self, numbers: EveryStep, number: object) -> None:
         numbers.add(number)

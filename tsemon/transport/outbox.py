@@ -331,6 +331,7 @@ class Outbox:
                 self._num_failed_samples += 1
                 self._last_error = f"a sample failed: {type(error).__name__}: {error}"
                 self._warn("sample", self._last_error)
+                self._cpu_s["exporter"] = time.thread_time()
                 continue
             finally:
                 del make_frame  # and with it the buffers it holds, before the wait for the next one
@@ -503,19 +504,22 @@ class Outbox:
             self._incidents = tuple(Incident.from_json(incident) for incident in reply.get("incidents", ()))
         with self._readable("alerts"):
             self._alerts = tuple(Alert.from_json(alert) for alert in reply["alerts"])
-        for alert in _changes(self._told_alerts, self._over_alerts, self._alerts, "alert_id", "resolved"):
-            self._events.put(alert)
-        self._tell_incidents()
+        try:
+            for alert in _changes(self._told_alerts, self._over_alerts, self._alerts, "alert_id", "resolved"):
+                self._events.put(alert)
+            self._tell_incidents()
+        finally:
+            self.has_news = True
 
     def _tell_incidents(self) -> None:
         for incident in _changes(self._told_incidents, self._over_incidents, self._incidents, "incident_id", "ended"):
             self._events.put(incident)
-        self.has_news = True
 
     def _end_incidents(self) -> None:
         """The server ends open incidents with the attempt."""
         self._incidents = ()
         self._tell_incidents()
+        self.has_news = True
 
     @contextlib.contextmanager
     def _readable(self, what: str) -> Iterator[None]:

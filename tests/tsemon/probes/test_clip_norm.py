@@ -107,6 +107,17 @@ class TestAllGradientsAreFinite:
         utils.clip_grad_norm_(model[0].parameters(), 0.1)
         assert not clip_norm.is_finite()
 
+    def test_is_not_known_from_the_norm_of_as_many_of_which_some_are_not_of_the_model(self, model, clip_norm):
+        model[1].bias.grad[1] = math.nan
+        parts = [*model[0].parameters(), *nn.Linear(2, 2).parameters()]
+        assert len(parts) == len(list(model.parameters()))
+        utils.clip_grad_norm_(parts, 0.1)
+        assert not clip_norm.is_finite()
+
+    def test_is_known_from_the_norm_of_them_and_a_head(self, model, clip_norm):
+        utils.clip_grad_norm_([*nn.Linear(2, 2).parameters(), *model.parameters()], 0.1)
+        assert clip_norm.is_finite()
+
     def test_is_not_known_if_parts_are_clipped_one_by_one(self, model, clip_norm):
         for _ in range(2):
             utils.clip_grad_norm_(model.parameters(), 0.1)

@@ -769,6 +769,15 @@ class TestIncidents:
         assert [one.alert_id for one in outbox.alerts()] == ["a"]
         assert [text for text in outbox.warnings if "incidents cannot be read" in text]
 
+    def test_that_cannot_be_compared_do_not_hide_the_alerts_of_the_reply(self, peer, open_outbox, sample):
+        peer.incidents, peer.alerts = [incident(["1"])], [alert("a", "firing")]
+        outbox = open_outbox(peer.url)
+        outbox.put(sample(0))
+        while outbox.stats().last_error is None:
+            threading.Event().wait(0.001)
+        assert outbox.has_news
+        assert [event.alert_id for event in outbox.take_events()] == ["a"]
+
 
 class TestLeftovers:
     def leave(self, tmp_path, registration, sample, key, num_frames, state=None, writer="rank0", **more):
