@@ -14,8 +14,10 @@ FIRST_GAP = 10
 """Steps between the first samples, until the cost of one is known."""
 WARM_UP_STEPS = 90
 """Maximum number of steps from the first sample to the last one of the warm-up. Later samples keep to the budget."""
+AIM = 0.9
+"""Fraction of the budget that the gaps aim at. The rest is for the warm-up, zooms, and the samples just before the end."""
 REPAID = 1.0
-"""Gaps are longer by up to this fraction until the excess over the budget is saved."""
+"""Gaps are longer by up to this fraction until all that was spent beyond it is saved, and the cost of the next sample."""
 WARM_UP_REPAID = 0.1
 """The same for the extra cost of the first sample."""
 SLOW_EVERY = 10
@@ -51,8 +53,8 @@ class Spent(NamedTuple):
 class Cadence:
     """Every N steps, or as often as a budget allows, and more often at a sign of trouble.
 
-    With a budget, the gap to the next sample is what keeps cost / (gap x step time) at the budget, from running averages
-    of both. When a run becomes faster, one sample comes too early and the next is within the budget again; when it
+    With a budget, the gap to the next sample is what keeps cost / (gap x step time) at nine tenths of it, from running
+    averages of both. When a run becomes faster, one sample comes too early and the next is within the budget again; when it
     becomes slower, samples are rare for a few gaps. If early samples or a burst exceed the budget, later gaps are up to
     twice as long until the run is within the budget again; for the extra cost of the first sample, they are up to a tenth
     longer. The slow tier has its own gap: the less it costs, the shorter. Zooms may exceed the budget by a fifth, and
@@ -78,7 +80,7 @@ class Cadence:
         """Samples since the last one of the slow tier, and 1."""
         self._step_s: float | None = None
         self._owed_s = 0.0
-        """Seconds spent beyond the budget so far, without the warm-up."""
+        """Seconds spent so far beyond the aim, without the warm-up."""
         self._warm_up_s = 0.0
         """Seconds that the first sample cost more than later ones, as far as they are not saved yet."""
         self._num_steps = 0
@@ -185,8 +187,9 @@ class Cadence:
             if self._cost_s[False] is not None:
                 self.slow_every = _slow_every(usual_s, more_s)
             mean_cost_s = usual_s + more_s / self.slow_every
-            self._owed_s = max(self._owed_s, -more_s)  # the others save for the next slow sample, but not more
-            repaid_s = min(max(self._owed_s, 0.0), REPAID * mean_cost_s)
+            # A run may end at any step, so the next sample is paid for before it is taken, also a slow one.
+            self._owed_s = max(self._owed_s, -mean_cost_s - more_s)
+            repaid_s = min(max(self._owed_s + mean_cost_s, 0.0), REPAID * mean_cost_s)
             of_warm_up_s = min(self._warm_up_s, WARM_UP_REPAID * mean_cost_s)
             self._warm_up_s -= of_warm_up_s
             repaid_s += of_warm_up_s
@@ -204,7 +207,7 @@ class Cadence:
         self._num_samples += 1
         self._num_steps += spent.num_steps
         self._elapsed_s += spent.step_s * spent.num_steps
-        self._owed_s += spent.cost_s - self._budget * spent.step_s * spent.num_steps
+        self._owed_s += spent.cost_s - AIM * self._budget * spent.step_s * spent.num_steps
         if self._num_samples == self._num_warm_up + 1:
             self._warm_up_s = max(self._first_slow_s - self._costs(spent.cost_s)[1], 0.0)
             self._owed_s -= self._warm_up_s
@@ -220,7 +223,7 @@ class Cadence:
         return usual_s, self._cost_s[True] or min(self._first_slow_s, 2 * usual_s)
 
     def _gap_for(self, cost_s: float, step_s: float) -> int:
-        wanted = cost_s / (self._budget * step_s) if step_s else MAX_GAP
+        wanted = cost_s / (AIM * self._budget * step_s) if step_s else MAX_GAP
         return min(max(math.ceil(wanted), 1), MAX_GAP)
 
 
