@@ -33,9 +33,10 @@ LEAST_RISE = 1e-6
 NUM_HIGH = 5
 """Number of high losses in a row that make a jump."""
 NUM_HIGH_IN_LOGS = 3
-"""The same if their logarithms are high, too. Near zero, some healthy losses are ten times as large as others."""
-HIGH_IN_LOGS = 2.7
-"""Mean absolute deviations from which on a logarithm is high."""
+"""The same if their logarithms are high, too. Near zero, some healthy losses are ten times as large as others. Of
+`NUM_HIGH` losses in a row with raised logarithms, only this many must be high."""
+HIGH_IN_LOGS, RAISED_IN_LOGS = 2.7, 2.0
+"""Mean absolute deviations from which on a logarithm is high, or raised."""
 TALLER, TALLEST = 1.5, 8.0
 """If losses of neighboring steps are alike, as with documents in order, healthy ones jump. Each jump then raises the
 threshold of the next one by this factor, up to this many times the first threshold."""
@@ -126,6 +127,8 @@ class LossWatch:
         self._lowest = math.inf
         """The lowest mean of `_slow`."""
         self._num_high = self._num_high_in_logs = 0
+        self._raised = deque[float]()
+        """The newest losses with raised logarithms in a row, at most `NUM_HIGH`. It is not clear yet whether they stay."""
 
     def notice(self, loss: float) -> str | None:
         """Take the loss of the next step. Return the problem in words, once each time it begins. A slow rise begins
@@ -134,23 +137,39 @@ class LossWatch:
             was_finite, self._is_finite = self._is_finite, False
             return "the loss is not finite" if was_finite else None
         self._is_finite = True
-        if loss <= self.limit:
-            self._num_high = self._num_high_in_logs = 0
-            self._losses.add(loss)
-            if loss > 0:
-                self._logs.add(math.log(loss))
-            if not self._has_jumped:
-                self._highest = max(self._highest, self._losses.mean)
-            return self._notice_rise(loss)
-        # The running mean ignores high losses until it is clear whether they stay.
-        self._num_high += 1
-        self._num_high_in_logs = self._num_high_in_logs + 1 if self._is_high_in_logs(loss) else 0
-        if self._num_high < NUM_HIGH and self._num_high_in_logs < NUM_HIGH_IN_LOGS:
-            return None
+        limit, height = self.limit, self._height_in_logs(loss)
+        is_high, is_raised = loss > limit, height > RAISED_IN_LOGS
+        rise = self._settle(limit, NUM_HIGH - 1 if is_raised else 0)
+        if is_raised:
+            self._raised.append(loss)
+        elif not is_high:  # the running mean ignores high losses until it is clear whether they stay
+            rise = self._take(loss) or rise
+        self._num_high = self._num_high + 1 if is_high else 0
+        self._num_high_in_logs = self._num_high_in_logs + 1 if is_high and not height <= HIGH_IN_LOGS else 0
+        stays = len(self._raised) == NUM_HIGH and sum(other > limit for other in self._raised) >= NUM_HIGH_IN_LOGS
+        if self._num_high < NUM_HIGH and self._num_high_in_logs < NUM_HIGH_IN_LOGS and not stays:
+            return rise
         text = f"the loss jumped from about {self._losses.mean:.4g} to {loss:.4g}"
         self._has_jumped, self._taller = True, min(TALLER * self._taller, TALLEST)
         self._restart()
         return text
+
+    def _settle(self, limit: float, num_left: int) -> str | None:
+        """Take all but the newest losses with raised logarithms, because they make no jump. A high one is ignored."""
+        rise = None
+        while len(self._raised) > num_left:
+            if (loss := self._raised.popleft()) <= limit:
+                rise = self._take(loss) or rise
+        return rise
+
+    def _take(self, loss: float) -> str | None:
+        """Take a usual loss."""
+        self._losses.add(loss)
+        if loss > 0:
+            self._logs.add(math.log(loss))
+        if not self._has_jumped:
+            self._highest = max(self._highest, self._losses.mean)
+        return self._notice_rise(loss)
 
     def _notice_rise(self, loss: float) -> str | None:
         slow = self._slow
@@ -182,9 +201,17 @@ class LossWatch:
         """Whether the limit has fallen by a tenth of its height above the mean."""
         return not before - limit <= 0.1 * (limit - self._losses.mean)
 
-    def _is_high_in_logs(self, loss: float) -> bool:
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the next losses may make a jump, though each of them is below the limit."""
+        return len(self._raised) > 1
+
+    def _height_in_logs(self, loss: float) -> float:
+        """Height of its logarithm above the mean, in mean absolute deviations. NaN if it is not known."""
         usual = self._logs
-        return loss <= 0 or usual.num < FIRST_STEPS or math.log(loss) - usual.mean > HIGH_IN_LOGS * usual.deviation
+        if loss <= 0 or usual.num < FIRST_STEPS or usual.deviation == 0:
+            return math.nan
+        return (math.log(loss) - usual.mean) / usual.deviation
 
 
 class _Usual:
@@ -359,6 +386,8 @@ class Suspicion:
                 sign = sign or Sign(text, is_urgent=True, is_decisive=is_first)
         before, self._usual, self.limit = self.limit, [], self._losses.limit
         self.is_limit_moving = self._losses.is_far(before, self.limit)
+        if self._losses.is_undecided:
+            self.limit = -math.inf
         return sign
 
     def _of_alerts(self, step: int, alerts: Collection[Alert], *, is_zoomed_in: bool) -> Sign | None:

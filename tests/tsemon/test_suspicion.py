@@ -35,6 +35,13 @@ def wave(num, around=2.0, swing=0.1):
     return [around + swing * math.sin(1.7 * step) for step in range(num)]
 
 
+def near_zero(num):
+    """Losses that vary by factors, once they have fallen from 2.3."""
+    return [2.3 * math.exp(-step / 20) for step in range(60)] + [
+        0.02 * 3 ** math.sin(1.7 * step) for step in range(num - 60)
+    ]
+
+
 class TestLossWatch:
     def test_notices_each_time_that_the_loss_ceases_to_be_finite(self):
         losses = [2.0, math.nan, math.inf, 2.0, -math.inf]
@@ -100,6 +107,19 @@ class TestLossWatch:
         losses = [2.3 * math.exp(-step / 20) for step in range(200)]
         assert noticed([*losses, 0.4, 0.1, 0.1, 0.1, 0.1, 0.0]) == []
         assert noticed([*losses, 0.4, 0.4, 0.4])[0][0] == 202
+
+    def test_notices_an_uneven_jump_near_zero_if_three_of_five_losses_are_high(self):
+        assert [step for step, _ in noticed([*near_zero(500), 0.4, 0.24, 0.1, 0.11, 0.2])] == [504]
+        for healthy in ([0.4, 0.24, 0.1, 0.11, 0.12], [0.4, 0.24, 0.1, 0.01, 0.2], [0.1, 0.11, 0.12, 0.1, 0.11]):
+            assert noticed([*near_zero(500), *healthy, *near_zero(500)[60:]]) == []
+
+    def test_takes_losses_that_were_raised_for_a_while_in_the_end(self):
+        watches = LossWatch(), LossWatch()
+        for watch, raised in zip(watches, ([], [0.08] * 200), strict=True):
+            for loss in (*near_zero(500), *raised, *near_zero(500)[60:]):
+                assert watch.notice(loss) is None
+        assert watches[0].limit == pytest.approx(watches[1].limit, rel=0.05)
+        assert not watches[1].is_undecided
 
     def test_is_quiet_where_the_loss_falls_slowly(self):
         assert noticed([10 * math.exp(-step / 30) for step in range(500)]) == []
@@ -209,6 +229,17 @@ class TestSuspicion:
         for step in range(8):
             suspicion.sign(step, None, norm, (), is_zoomed_in=False)
         assert [one is norm for one in read] == [True, False, False, False] * 2
+
+    def test_takes_no_loss_for_usual_while_a_jump_may_be_coming(self):
+        suspicion = Suspicion()
+        suspicion.watch(near_zero(500), [])
+        assert suspicion.limit > 0.1
+        sign(suspicion, 500, 0.4)
+        sign(suspicion, 501, 0.24)
+        assert suspicion.limit == -math.inf
+        assert sign(suspicion, 502, 0.1) is None
+        assert sign(suspicion, 503, 0.01) is None
+        assert suspicion.limit > 0.1
 
     def test_keeps_a_sign_among_usual_losses_for_the_next_step(self):
         suspicion = Suspicion()
