@@ -10,23 +10,33 @@ import re
 from collections.abc import Mapping
 from email.message import EmailMessage
 from email.policy import SMTP
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 from tsemon_answers.alerts import CLEARED, Alert
 from tsemon_server.notify.configuration import Alertmanager, Discord, Email, Receiver, Slack, Webhook
 from tsemon_server.notify.messages import LEVELS, Message, Notice, evidence_of
-from tsemon_server.notify.sending import Post, mail, post
+from tsemon_server.notify.sending import NotInThread, Post, judge_forum, judge_slack, mail, post
 from tsemon_server.store.ledger.incidents import NoticedIncident
 
 COLOURS = {"info": 0x3B82F6, "warning": 0xF59E0B, "critical": 0xDC2626}
 RESOLVED, ENDED = 0x16A34A, 0x6B7280
 
 
-def send(message: Message, receiver: Receiver) -> str:
-    """Send the message; what the receiver answered. Raises NotDelivered."""
+class Sent(NamedTuple):
+    """Answer of the receiver, and the thread that the message is in if the receiver has threads."""
+
+    told: str
+    thread: str | None = None
+
+
+def send(message: Message, receiver: Receiver) -> Sent:
+    """Send the message, in its thread if there is one. Raises NotDelivered."""
     match receiver:
         case Email():
-            return mail(as_mail(message, receiver), receiver)
+            return Sent(mail(as_mail(message, receiver), receiver))
+        case Slack(channel=str()) | Discord(forum=True):
+            return _send_in_thread(message, receiver)
         case Webhook():
             request = as_webhook(message, receiver)
         case Slack():
@@ -35,7 +45,29 @@ def send(message: Message, receiver: Receiver) -> str:
             request = as_discord(message, receiver)
         case Alertmanager():
             request = as_alerts(message, receiver)
-    return post(request, allow_private=receiver.allow_private)
+    return Sent(post(request, allow_private=receiver.allow_private))
+
+
+def _send_in_thread(message: Message, receiver: Slack | Discord) -> Sent:
+    """Send the message outside of the thread if the receiver no longer has it, or if the channel is another one."""
+    channel = receiver.channel if isinstance(receiver, Slack) else "forum"
+    first_channel, _, thread = (message.thread or "").rpartition(" ")
+    if first_channel != channel:  # Slack numbers the messages of each channel for itself
+        thread = ""
+
+    def post_to(thread: str) -> str:
+        if isinstance(receiver, Slack):
+            return post(as_slack(message, receiver, thread), judge_slack, allow_private=receiver.allow_private)
+        return post(as_discord(message, receiver, thread), judge_forum, allow_private=receiver.allow_private)
+
+    try:
+        found = post_to(thread)
+    except NotInThread:
+        if not thread:
+            raise
+        thread, found = "", post_to("")
+    thread = thread or found
+    return Sent("answered 200", f"{channel} {thread}" if thread else None)
 
 
 def as_webhook(message: Message, receiver: Webhook) -> Post:
@@ -88,8 +120,8 @@ def _whole(message: Message, about: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def as_slack(message: Message, receiver: Slack) -> Post:
-    """Blocks beside a line in the colour of the severity."""
+def as_slack(message: Message, receiver: Slack, thread: str = "") -> Post:
+    """Blocks beside a line in the colour of the severity. In a thread, the channel shows them, too."""
     blocks: list[dict[str, Any]] = [
         {"type": "header", "text": {"type": "plain_text", "text": _cut(f"{_label(message)} {message.title}", 150)}},
         {"type": "section", "text": {"type": "mrkdwn", "text": _cut(_for_slack(message.text), 3000)}},
@@ -98,7 +130,13 @@ def as_slack(message: Message, receiver: Slack) -> Post:
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": f"<{message.url}|Open the page>"}})
     text = _for_slack(f"{_label(message)} {message.title}")
     attachment = {"color": f"#{_colour(message):06x}", "fallback": _cut(text, 3000), "blocks": blocks}
-    return Post(receiver.url.get_secret_value(), _JSON, _json({"attachments": [attachment]}))
+    body: dict[str, Any] = {"attachments": [attachment]}
+    if receiver.token is None:
+        assert receiver.url is not None
+        return Post(receiver.url.get_secret_value(), _JSON, _json(body))
+    body |= {"channel": receiver.channel} | ({"thread_ts": thread, "reply_broadcast": True} if thread else {})
+    headers = {"Authorization": f"Bearer {receiver.token.get_secret_value()}"}
+    return Post(f"{receiver.api_url}/chat.postMessage", _JSON | headers, _json(body))
 
 
 def _for_slack(text: str) -> str:
@@ -106,8 +144,8 @@ def _for_slack(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def as_discord(message: Message, receiver: Discord) -> Post:
-    """An embed in the colour of the severity."""
+def as_discord(message: Message, receiver: Discord, thread: str = "") -> Post:
+    """An embed in the colour of the severity. In a forum without a thread, it opens one."""
     embed = {
         "title": _cut(f"{_label(message)} {message.title}", 256),
         "description": _cut(_for_discord(message.text), 4096),
@@ -115,8 +153,12 @@ def as_discord(message: Message, receiver: Discord) -> Post:
         "timestamp": message.time.isoformat(),
         "footer": {"text": f"tsemon, {message.severity}"},
     } | ({} if message.url is None else {"url": message.url})
-    body = _json({"embeds": [embed], "allowed_mentions": {"parse": []}})
-    return Post(receiver.url.get_secret_value(), _JSON, body)
+    body: dict[str, Any] = {"embeds": [embed], "allowed_mentions": {"parse": []}}
+    url = receiver.url.get_secret_value()
+    if receiver.forum:
+        url += ("&" if "?" in url else "?") + urlencode({"wait": "true"} | ({"thread_id": thread} if thread else {}))
+        body |= {} if thread else {"thread_name": _cut(_on_one_line(message.title), 100)}
+    return Post(url, _JSON, _json(body))
 
 
 def _for_discord(text: str) -> str:
@@ -124,7 +166,7 @@ def _for_discord(text: str) -> str:
 
 
 def as_mail(message: Message, receiver: Email) -> EmailMessage:
-    """Plain text. The messages on an incident are one thread; so are those on several of one rule and project."""
+    """Plain text. The messages on an incident are one thread; so are those on several runs of one rule and project."""
     mail = EmailMessage(SMTP.clone(max_line_length=250))  # or a title would begin on the line after its name
     mail["Subject"] = _cut(_on_one_line(f"{_label(message)} {message.title}"), 200)
     mail["From"] = receiver.sender
@@ -132,11 +174,12 @@ def as_mail(message: Message, receiver: Email) -> EmailMessage:
     mail["Date"] = email.utils.format_datetime(message.time)
     domain = receiver.sender.rpartition("@")[2]
     mail["Message-ID"] = email.utils.make_msgid("tsemon", domain)
-    incident_id = message.common("incident_id")
-    about = ("project", "rule") if incident_id is None else ("run_id", "incident_id")
-    thread = "-".join(_on_one_line(str(message.common(name))) for name in about)
-    mail["In-Reply-To"] = f"<tsemon-{hashlib.sha256(thread.encode()).hexdigest()[:24]}@{domain}>"
-    mail["References"] = mail["In-Reply-To"]
+    run_id = message.common("run_id")
+    incidents = sorted({notice.alert.incident_id for notice in message.notices if notice.alert.incident_id}, key=int)
+    threads = [f"{run_id}-{incident_id}" for incident_id in incidents if run_id]
+    threads = threads or ["-".join(_on_one_line(str(message.common(name))) for name in ("project", "rule"))]
+    ids = [f"<tsemon-{hashlib.sha256(thread.encode()).hexdigest()[:24]}@{domain}>" for thread in threads]
+    mail["In-Reply-To"], mail["References"] = ids[0], " ".join(ids)
     mail["Auto-Submitted"] = "auto-generated"
     parts = [message.title, message.text, *([] if message.url is None else [message.url]), *_evidence_lines(message)]
     mail.set_content("\n\n".join(parts) + "\n")

@@ -46,7 +46,7 @@ def try_out(
     outcomes: list[dict[str, str | bool]] = []
     for known in tried:
         try:
-            told, is_delivered = send(_test_message(configuration.base_url), known), True
+            told, is_delivered = send(_test_message(configuration.base_url), known).told, True
         except NotDelivered as error:
             told, is_delivered = str(error), False
         outcomes.append({"receiver": known.name, "delivered": is_delivered, "told": told})

@@ -134,8 +134,14 @@ class Slack(_Receiver):
     """A channel of Slack."""
 
     type: Literal["slack"]
-    url: WebAddress
+    url: WebAddress | None = None
     """Its incoming webhook."""
+    token: Secret | None = None
+    """Token of a bot that is in the channel. Without `url`: the messages on an incident are one thread."""
+    channel: Annotated[str, Field(pattern=r"^\S{1,80}$")] | None = None
+    """ID or name of the channel that the bot sends to."""
+    api_url: Annotated[str, AfterValidator(_without_slash)] = "https://slack.com/api"
+    """Base URL of Slack's Web API for the bot."""
 
 
 class Discord(_Receiver):
@@ -144,6 +150,8 @@ class Discord(_Receiver):
     type: Literal["discord"]
     url: WebAddress
     """Its webhook."""
+    forum: bool = False
+    """True if the channel is a forum: the messages on an incident are one post of it."""
 
 
 class Email(_Receiver):
@@ -241,7 +249,7 @@ class Configuration(_Grouping):
     """Who can be told."""
     routes: Annotated[Annotated[list[Route], Field(max_length=1000)] | None, BeforeValidator(_some_route)] = None
     """Who is told of what: the first route that takes an alert. Without any, all are told of warnings and worse."""
-    group_by: Annotated[list[Label], BeforeValidator(_listed)] = ["project", "rule", "family"]
+    group_by: Annotated[list[Label], BeforeValidator(_listed)] = ["project", "run"]
     group_wait: Span = 10.0
     group_interval: Span = 60.0
     recovery_wait: Span = 300.0
@@ -306,6 +314,12 @@ def _check_names(configuration: Configuration, line_of: LineOf, origin: str) -> 
             raise _problem(origin, line_of, path[:2], "expected a user and a password, got one of them")
         if isinstance(receiver, Email) and receiver.user is not None and receiver.security == "none":
             raise _problem(origin, line_of, (*path[:2], "security"), "expected tls or starttls, for a password is sent")
+        if isinstance(receiver, Slack):
+            given = [name for name in ("url", "token", "channel") if getattr(receiver, name) is not None]
+            if given not in (["url"], ["token", "channel"]):
+                came = " and ".join(given) or "none of them"
+                what = f"expected `url`, or `token` and `channel`, got {came}; give the URL of an incoming webhook, or "
+                raise _problem(origin, line_of, path[:2], what + "the token of a bot and the channel that it sends to")
     for place, route in enumerate(configuration.routes or []):
         for unknown in (name for name in route.receivers if name not in seen):
             known = ", ".join(sorted(seen))

@@ -149,6 +149,8 @@ class Message:
     notices: Sequence[Notice]
     base_url: str | None
     time: datetime
+    thread: str | None = None
+    """Thread of the first message on the same incidents, as `channels.send` returned it."""
 
     @property
     def shown(self) -> list[Notice]:

@@ -173,13 +173,16 @@ class _Sender:
         return is_muted(item.alert) and not is_kept_up
 
     def _batches(self, due: Sequence[Due], num_free: int) -> list[list[Due]]:
-        """One message per topic; where that is more than the receiver takes in a minute, the last one has the rest."""
+        """One message per topic, and one per thread of earlier messages, so that each incident stays in its thread.
+
+        If the receiver takes fewer in a minute, the last one has the rest.
+        """
         if isinstance(self._receiver, Alertmanager):
             found = [list(due[start : start + ALERTMANAGER_BATCH]) for start in range(0, len(due), ALERTMANAGER_BATCH)]
             return found[: max(num_free, 0)]
         topics: dict[str, list[Due]] = {}
         for item in due:
-            topics.setdefault(item.topic, []).append(item)
+            topics.setdefault(item.thread or item.topic, []).append(item)
         found = list(topics.values())
         if num_free <= 0 or len(found) <= num_free:
             return found[: max(num_free, 0)]
@@ -188,10 +191,12 @@ class _Sender:
     def _send(self, batch: Sequence[Due]) -> bool:
         """Whether the receiver can be sent more."""
         notices = [Notice(i.kind, i.alert, i.status == "sent", i.was_told, i.was_over) for i in batch]
-        message = Message(notices, self._configuration.base_url, datetime.fromtimestamp(self._clock(), UTC))
+        time, threads = datetime.fromtimestamp(self._clock(), UTC), {item.thread for item in batch}
+        thread = threads.pop() if len(threads) == 1 else None
+        message = Message(notices, self._configuration.base_url, time, thread)
         ids = [item.delivery_id for item in batch]
         try:
-            send(message, self._receiver)
+            sent = send(message, self._receiver)
         except NotDelivered as error:
             return self._apart_or_failed(batch, error)
         except Exception as error:  # a slip of ours: the same message would meet it again
@@ -199,7 +204,7 @@ class _Sender:
             slip = NotDelivered("it could not be written; the log tells where", is_final=True)
             return self._apart_or_failed(batch, slip)
         self._count("sent", 1)
-        self._note(lambda: self._notices.note_sent(ids))
+        self._note(lambda: self._notices.note_sent(ids, sent.thread))
         self._num_splits = MAX_SPLITS
         if self._num_failures:
             log.warning("notifications to %s go on", self.name)

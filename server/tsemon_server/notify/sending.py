@@ -1,22 +1,25 @@
 """One message to one receiver, over HTTP or SMTP, within five seconds.
 
-What a receiver answers is read no further than its status: whatever it says beyond that is shown to nobody. Nor are
-addresses and passwords: an error says what happened, not where.
+What a receiver answers is read no further than its status: whatever it says beyond that is shown to nobody. The
+exceptions are the id of a message and the name of an error in Slack's API. Addresses and passwords are not shown
+either: an error says what happened, not where.
 """
 
 from __future__ import annotations
 
 import email.utils
 import http.client
+import json
+import re
 import smtplib
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from email.message import EmailMessage
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from tsemon_server.notify.addresses import is_public
@@ -29,6 +32,13 @@ MAX_RETRY_AFTER_S = 3600.0
 
 _ABOUT_THE_MESSAGE = frozenset({400, 413, 414, 422})
 """Answers that the same message gets however often it is sent."""
+_SLACK_ABOUT_THE_MESSAGE = frozenset(
+    {"attachment_payload_limit_exceeded", "invalid_attachments", "invalid_blocks", "invalid_blocks_format"}
+    | {"msg_blocks_too_long", "msg_too_long", "no_text", "too_many_attachments"}
+)
+"""Errors of Slack's API that mean the same."""
+MAX_ANSWER_BYTES = 2**20
+"""Maximum size of an answer that is read."""
 
 
 class NotDelivered(Exception):
@@ -40,6 +50,10 @@ class NotDelivered(Exception):
         """Whether it is of no use to send the same once more."""
         self.retry_after_s = retry_after_s
         """How long the receiver asked to be left alone."""
+
+
+class NotInThread(NotDelivered):
+    """The receiver may take the same message outside of the thread."""
 
 
 class Post(NamedTuple):
@@ -143,8 +157,62 @@ def _what_happened(error: Exception) -> str:
     return f"the connection ended, or what came was no answer ({type(error).__name__})"
 
 
-def post(request: Post, *, allow_private: bool, timeout_s: float = TIMEOUT_S) -> str:
-    """Send the request, follow no redirect, read no body; what was answered. Raises NotDelivered."""
+def judge_status(response: http.client.HTTPResponse) -> str:
+    """Return the status in words, without reading the body. Raises NotDelivered unless it is a good one."""
+    status = response.status
+    if 200 <= status < 300:
+        return f"answered {status}"
+    if 300 <= status < 400:
+        raise NotDelivered(f"answered {status}: redirects are not followed, give the address that it leads to")
+    after_s = _seconds(response.headers.get("Retry-After")) if status in (429, 503) else 0.0
+    raise NotDelivered(f"answered {status}", is_final=status in _ABOUT_THE_MESSAGE, retry_after_s=after_s)
+
+
+def judge_slack(response: http.client.HTTPResponse) -> str:
+    """Return the id of the message. Raises NotDelivered also if Slack's API answers 200 with an error."""
+    judge_status(response)
+    answer = _read_json(response)
+    if answer.get("ok") is True:
+        return _id_in(answer, "ts")
+    error = str(answer.get("error"))
+    is_about_thread = "thread" in error or error == "cannot_reply_to_message"
+    raise (NotInThread if is_about_thread else NotDelivered)(
+        f"Slack answered {error}" if re.fullmatch("[a-z_]{1,64}", error) else "answered 200, but not that it is ok",
+        is_final=error in _SLACK_ABOUT_THE_MESSAGE,
+        retry_after_s=_seconds(response.headers.get("Retry-After")),
+    )
+
+
+def judge_forum(response: http.client.HTTPResponse) -> str:
+    """Return the id of the post in a forum of Discord. Raises NotDelivered."""
+    try:
+        judge_status(response)
+    except NotDelivered as error:  # 400 if the post is locked, 404 if it was deleted
+        raise NotInThread(str(error), is_final=error.is_final) if response.status in (400, 404) else error from None
+    return _id_in(_read_json(response), "channel_id")
+
+
+def _read_json(response: http.client.HTTPResponse) -> dict[str, Any]:
+    """Return the JSON object in the body, or an empty one."""
+    try:
+        found = json.loads(response.read(MAX_ANSWER_BYTES))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _id_in(answer: Mapping[str, Any], name: str) -> str:
+    return found if re.fullmatch(r"[0-9.]{1,64}", found := str(answer.get(name))) else ""
+
+
+def post(
+    request: Post,
+    judge: Callable[[http.client.HTTPResponse], str] = judge_status,
+    *,
+    allow_private: bool,
+    timeout_s: float = TIMEOUT_S,
+) -> str:
+    """Send the request, follow no redirect, and return what `judge` finds in the answer. Raises NotDelivered."""
     with _line(timeout_s) as line:
         parts = urlsplit(request.url)
         is_tls = parts.scheme == "https"
@@ -158,19 +226,9 @@ def post(request: Post, *, allow_private: bool, timeout_s: float = TIMEOUT_S) ->
             headers = {"Host": parts.netloc, "User-Agent": "tsemon", "Connection": "close"}
             connection.request("POST", path, request.body, headers | dict(request.headers))
             with connection.getresponse() as response:
-                return _judge(response)
+                return judge(response)
         finally:
             connection.close()
-
-
-def _judge(response: http.client.HTTPResponse) -> str:
-    status = response.status
-    if 200 <= status < 300:
-        return f"answered {status}"
-    if 300 <= status < 400:
-        raise NotDelivered(f"answered {status}: redirects are not followed, give the address that it leads to")
-    after_s = _seconds(response.headers.get("Retry-After")) if status in (429, 503) else 0.0
-    raise NotDelivered(f"answered {status}", is_final=status in _ABOUT_THE_MESSAGE, retry_after_s=after_s)
 
 
 def _seconds(retry_after: str | None) -> float:

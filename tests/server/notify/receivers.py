@@ -13,6 +13,7 @@ import time
 from email import policy
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
+from urllib.parse import parse_qsl, urlsplit
 
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
@@ -31,9 +32,10 @@ class Request(NamedTuple):
 
 
 class HttpReceiver(ThreadingHTTPServer):
-    """`answers` are given in turn, then 200: a status, or a status and headers, or what is done with the handler."""
+    """`answers` are given in turn, then the usual one: a status, a status and headers, or what is done with the handler."""
 
     daemon_threads = True
+    usual = 200
 
     def __init__(self, tls=None):
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -60,7 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         with self.server.lock:
             self.server.requests.append(Request(self.path, dict(self.headers), body))
-            answer = self.server.answers.pop(0) if self.server.answers else 200
+            answer = self.server.answers.pop(0) if self.server.answers else self.server.usual
         if callable(answer):
             answer(self)
             return
@@ -73,6 +75,69 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+
+def reply(body, status=200, **headers):
+    """An answer with JSON in its body."""
+
+    def answer(handler):
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(json.dumps(body).encode())
+
+    return answer
+
+
+class SlackReceiver(HttpReceiver):
+    """Slack's `chat.postMessage`: gives each message an id, and knows the messages that a thread can begin with."""
+
+    def __init__(self):
+        super().__init__()
+        self.api_url = f"{self.url}/api"
+        self.messages = {}
+        """Bodies by id."""
+
+    @property
+    def threads(self):
+        """Thread of each message, or None."""
+        return [body.get("thread_ts") for body in self.messages.values()]
+
+    def usual(self, handler):
+        path, headers, body = self.requests[-1]
+        assert (path, headers["Authorization"]) == ("/api/chat.postMessage", "Bearer xoxb-1")
+        body = json.loads(body)
+        if body.get("thread_ts") not in (None, *self.messages):
+            reply({"ok": False, "error": "thread_not_found"})(handler)
+            return
+        ts = f"17000000{len(self.requests):02}.000100"
+        self.messages[ts] = body
+        reply({"ok": True, "channel": "C1", "ts": ts, "message": body})(handler)
+
+
+class ForumReceiver(HttpReceiver):
+    """The webhook of a forum of Discord, which opens a post for a message with `thread_name`."""
+
+    def __init__(self):
+        super().__init__()
+        self.posts = {}
+        """Bodies by the id of the post."""
+
+    def usual(self, handler):
+        parts = urlsplit(self.requests[-1].path)
+        query, body = dict(parse_qsl(parts.query)), self.requests[-1].json
+        assert query.pop("wait") == "true"
+        post_id = query.pop("thread_id", None)
+        assert not query
+        if (post_id is None) != ("thread_name" in body):
+            reply({"code": 220001}, 400)(handler)
+        elif post_id is not None and post_id not in self.posts:
+            reply({"code": 10003}, 404)(handler)
+        else:
+            post_id = post_id or f"11{len(self.requests):016}"
+            self.posts.setdefault(post_id, []).append(body)
+            reply({"id": "9", "channel_id": post_id})(handler)
 
 
 def hang(handler):

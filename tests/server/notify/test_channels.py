@@ -375,6 +375,11 @@ class TestMail:
         assert threads[0] == threads[1] != threads[2]
         assert len({mail["Message-ID"] for mail in mails}) == 3
 
+    def test_of_several_incidents_of_a_run_is_in_the_thread_of_each(self, make_alert):
+        both = about(make_alert(incident_id="10"), make_alert(incident_id="4", rule="other"))
+        ids = [as_mail(about(make_alert(incident_id=name)), self.whom)["References"] for name in ("4", "10")]
+        assert as_mail(both, self.whom)["References"].split() == ids
+
     def test_is_one_thread_for_a_rule_of_a_project(self, make_alert):
         fires, ends = about(make_alert()), about(make_alert(run="b", state="resolved"), kind="resolved")
         other = about(make_alert(rule="other"))
@@ -419,9 +424,9 @@ class TestSend:
     def test_sends_to_each_kind(self, make_alert, http, mailbox):
         message = about(make_alert())
         for kind in (Webhook, Slack, Discord, Alertmanager):
-            assert send(message, receiver(kind, url=http.url, allow_private=True)) == "answered 200"
+            assert send(message, receiver(kind, url=http.url, allow_private=True)).told == "answered 200"
         assert len(http.requests) == 4
         where = {"host": "127.0.0.1", "port": mailbox.port, "security": "none", "allow_private": True}
         whom = {"name": "m", "type": "email", "from": "a@example.org", "to": "b@example.org"}
-        assert send(message, Email.model_validate(whom | where)) == "took the mail"
+        assert send(message, Email.model_validate(whom | where)).told == "took the mail"
         assert mailbox.mails[0][2]["Subject"].startswith("[critical]")

@@ -70,10 +70,11 @@ class TestRoutes:
 
 
 class TestAPlan:
-    def test_groups_by_project_rule_and_family(self, configure, make_alert):
+    def test_groups_by_run(self, configure, make_alert):
         (plan, _) = configure(TWO).plans(make_alert())
-        topic = "project=pretrain rule=attention-entropy-collapse family=entropy"
-        assert plan == Plan("pager", topic, wait_s=10.0, interval_s=60.0, repeat_s=None, recovery_wait_s=300.0)
+        assert plan == Plan(
+            "pager", "project=pretrain run=gpt", wait_s=10.0, interval_s=60.0, repeat_s=None, recovery_wait_s=300.0
+        )
 
     def test_follows_its_route_and_else_the_file(self, configure, make_alert):
         text = TWO + "group_wait: 1m\nrepeat_interval: 4h\nroutes:\n"
@@ -130,7 +131,7 @@ class TestNotificationsMd:
 
     def test_has_a_configuration_that_loads(self, configure, make_alert):
         (example,) = re.findall(r"```yaml\n(.*?)```", self.text, re.DOTALL)
-        known = {"PAGER_URL": "https://pager.example.org/x", "SLACK_URL": "https://hooks.slack.com/services/x"}
+        known = {"PAGER_URL": "https://pager.example.org/x", "SLACK_TOKEN": "xoxb-1"}
         configuration = configure(example, **known, PAGER_SECRET="x", SMTP_USER="x", SMTP_PASSWORD="x")
         assert told(configuration, make_alert()) == ["alertmanager", "pager", "chat"]
         assert told(configuration, make_alert(severity="warning", family="data")) == ["alertmanager", "team"]
@@ -179,6 +180,11 @@ class TestAnInvalidConfiguration:
           r"line 2: receivers\[0\].security: expected tls or starttls"),
          ("receivers:\n  - {name: am, type: alertmanager, url: http://am, labels: {bad-label: x}}",
           r"line 2: receivers\[0\].labels.bad-label"),
+         (TWO.replace("slack, url:", "slack, token:"),
+          r"line 3: receivers\[1\]: expected `url`, or `token` and `channel`, got token; give the URL of an"),
+         (TWO.replace("slack, url:", "slack, channel: x, url:"), r"receivers\[1\]: expected .*, got url and channel; give"),
+         ("receivers:\n  - {name: chat, type: slack}", r"line 2: receivers\[0\]: expected .*, got none of them; give the"),
+         ("receivers:\n  - {name: chat, type: slack, token: x, channel: 'a b'}", r"receivers\[0\].channel: String should"),
          ("receivers:\n  - {name: 'a\\nb', type: slack, url: http://x}", r"line 2: receivers\[0\].name")],
     )  # fmt: skip
     def test_is_told_with_its_line_and_place(self, configure, text, problem):

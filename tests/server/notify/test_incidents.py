@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.server.conftest import loss_frame
-from tests.server.notify.receivers import await_that
+from tests.server.notify.receivers import SlackReceiver, await_that
 from tests.server.rules import traces
 from tsemon.wire import Array, Frame
 from tsemon_server.notify.notifier import Notifier
@@ -69,8 +69,8 @@ class Told:
 def listening(configure, http, clock, database, running):
     """Starts to tell a webhook of the incidents of a server."""
 
-    def listening(api, *settings, kind="webhook"):
-        receiver = f"{{name: hook, type: {kind}, url: '{http.url}', allow_private: true, max_per_minute: 600}}"
+    def listening(api, *settings, kind="webhook", where=f"url: '{http.url}'"):
+        receiver = f"{{name: hook, type: {kind}, {where}, allow_private: true, max_per_minute: 600}}"
         text = "\n".join(["base_url: http://gpu1:8731", "group_wait: 0s", "group_interval: 0s", *settings])
         configuration = configure(f"{text}\nreceivers: [{receiver}]")
         notifier = Notifier(api.parts.store, configuration, clock, pause_s=0.005, first_retry_s=0.01)
@@ -136,6 +136,13 @@ class TestARecordedRunThatFails:
         assert told.settle(3600) == [("firing", cause), ("resolved", cause)]
         title = told.http.requests[1].json["title"]
         assert title == f"{cause} still fired in default/deep at step 395 when the run ended"
+
+    def test_is_one_thread_in_slack(self, serve, listening, listen):
+        slack, api = listen(SlackReceiver), serve(PACK)
+        told = listening(api, kind="slack", where=f"token: xoxb-1, channel: C1, api_url: '{slack.api_url}'")
+        end(api, train(api, told, "dead_wd-s0"), "failed")
+        told.settle(3600)
+        assert slack.threads == [None, next(iter(slack.messages))]
 
     def test_names_weight_decay(self, serve, listening):
         api = serve(PACK)
@@ -231,7 +238,7 @@ class TestAnIncident:
         assert "recovered; " in told.texts[1]
 
     def test_is_not_told_as_over_while_another_one_is_open(self, api, listening):
-        told, run_id = listening(api), api.register()
+        told, run_id = listening(api, "group_by: [run, rule]"), api.register()
         send(api, run_id, HIGH)
         told.settle()
         send(api, run_id, [1], from_step=2)

@@ -425,7 +425,7 @@ class TestAFailure:
     def test_of_every_message_is_no_storm(self, store, alerts, start, hooked, http):
         http.answers = [400] * 1000
         alerts.fire(*(f"run-{number}" for number in range(300)))
-        start(hooked())
+        start(hooked("group_by: rule"))
         await_that(lambda: any(found.error for found in store.notices.log(status="waiting", limit=1000)), "it rests")
         assert len(http.requests) <= 1 + 2 * MAX_SPLITS
         assert {found.status for found in store.notices.log(limit=1000)} == {"waiting", "failed"}
@@ -435,7 +435,7 @@ class TestAFailure:
     ):
         http.answers = [400, 200, 500]
         alerts.fire("a", "b")
-        start(hooked())
+        start(hooked("group_by: rule"))
         await_log(store, ("firing", "sent", 1), ("firing", "waiting", 1))
         clock.now += 10
         await_log(store, ("firing", "sent", 1), ("firing", "sent", 2))
@@ -456,10 +456,10 @@ class TestAFailure:
         failures = [StoreError("the disk is full")] * 2
         note_sent = store.notices.note_sent
 
-        def note_later(ids):
+        def note_later(*sent):
             if failures:
                 raise failures.pop()
-            note_sent(ids)
+            note_sent(*sent)
 
         store.notices.note_sent = note_later
         start(hooked())
@@ -497,7 +497,7 @@ class TestAReceiver:
 
 class TestAGroup:
     def test_is_one_message(self, store, alerts, start, hooked, http, clock):
-        start(hooked("group_wait: 10s"))
+        start(hooked("group_wait: 10s", "group_by: rule"))
         alerts.fire("a", "b")
         await_that(lambda: len(log_of(store)) == 2, "both are planned")
         clock.now += 6
@@ -510,11 +510,19 @@ class TestAGroup:
         assert request.json["title"] == "loss-spike fires in 3 runs of default"
         assert {alert["run"] for alert in request.json["alerts"]} == {"a", "b", "c"}
 
-    def test_has_rule_family_and_project_in_common(self, store, alerts, start, hooked, http):
+    def test_is_a_run_unless_the_file_says_otherwise(self, store, alerts, start, hooked, http):
+        alerts.fire("a", "b")
+        alerts.fire("a", rule="inform", severity="info")
+        alerts.fire("a", project="another")
+        start(hooked("routes: [{receivers: hook, severity: info}]"))
+        await_log(store, *[("firing", "sent", 1)] * 4)
+        assert sorted(told(http)) == [[("firing", "a")], [("firing", "a")] * 2, [("firing", "b")]]
+
+    def test_has_in_common_what_the_file_says(self, store, alerts, start, hooked, http):
         alerts.fire("a", "b")
         alerts.fire("c", rule="other")
         alerts.fire("a", project="another")
-        start(hooked())
+        start(hooked("group_by: [project, rule, family]"))
         await_log(store, *[("firing", "sent", 1)] * 4)
         assert sorted(map(sorted, told(http))) == [
             [("firing", "a")],
@@ -523,7 +531,7 @@ class TestAGroup:
         ]
 
     def test_is_told_again_after_its_interval(self, store, alerts, start, hooked, http, clock, await_idle):
-        start(hooked("group_interval: 60s"))
+        start(hooked("group_interval: 60s", "group_by: rule"))
         alerts.fire("a")
         await_log(store, ("firing", "sent", 1))
         alerts.fire("b")
@@ -566,11 +574,11 @@ class TestAGroup:
 class TestAThousandRunsThatFailWithinAMinute:
     NUM_RUNS = 1000
 
-    def test_are_one_message_where_they_fail_alike(self, store, alerts, start, hooked, http, clock):
+    def test_are_one_message_by_rule_where_they_fail_alike(self, store, alerts, start, hooked, http, clock):
         runs = [f"run-{number}" for number in range(self.NUM_RUNS)]
         alerts.add_runs(*runs)
         alerts.fire(*runs)
-        start(hooked("group_wait: 5s"))
+        start(hooked("group_wait: 5s", "group_by: [project, rule]"))
         await_that(lambda: len(log_of(store)) == self.NUM_RUNS, "all are planned")
         clock.now += 10
         await_log(store, *[("firing", "sent", 1)] * self.NUM_RUNS)
@@ -585,7 +593,7 @@ class TestAThousandRunsThatFailWithinAMinute:
     ):
         for number in range(50):
             alerts.fire("a", "b", project=f"project-{number}", rule=f"rule-{number}")
-        start(hooked("group_wait: 5s", per_minute=6))
+        start(hooked("group_wait: 5s", "group_by: [project, rule]", per_minute=6))
         await_that(lambda: len(log_of(store)) == 100, "all are planned")
         clock.now += 10
         await_log(store, *[("firing", "sent", 1)] * 100)

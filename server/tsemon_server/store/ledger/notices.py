@@ -83,6 +83,8 @@ class Due(NamedTuple):
     """Whether the receiver was told what came before: if not, it hears of the beginning and the end at once."""
     was_over: bool
     """True if an earlier message reported its end."""
+    thread: str | None
+    """Thread of the first message that the receiver got on the incident or alert."""
     alert: Alert
     """The alert, or a NoticedIncident."""
 
@@ -109,6 +111,7 @@ class Notices:
                 *(c.delivery_id, c.kind, c.topic, c.status, c.tried_at, c.labels),
                 (~_HAS_MERGED).label("was_told"),
                 _WAS_OVER.label("was_over"),
+                _THREAD.label("thread"),
             )
             .where(c.receiver == receiver, c.due_at <= self._clock(), ~_may_reopen(self._clock()))
             .order_by(c.due_at, c.delivery_id)
@@ -118,7 +121,7 @@ class Notices:
             rows = connection.execute(query, {"now": self._clock()}).all()
             told = _told(connection, self._clock(), rows)
         return [
-            Due(row.delivery_id, row.kind, row.topic, row.status, row.tried_at, row.was_told, row.was_over, alert)
+            Due(**{name: getattr(row, name) for name in Due._fields if name != "alert"}, alert=alert)
             for row, alert in zip(rows, told, strict=True)
         ]
 
@@ -146,11 +149,15 @@ class Notices:
             ).all()
         return [_notification(row) for row in rows]
 
-    def note_sent(self, ids: Collection[int]) -> None:
-        """The receiver has them. What fires is told again after its time, and waits until then for its end."""
+    def note_sent(self, ids: Collection[int], thread: str | None = None) -> None:
+        """The receiver has them, in this thread if it has threads.
+
+        What fires is told again after its time, and waits until then for its end.
+        """
         again = case((_is_over(), null()), (_delivery.kind == "firing", self._again()))
         values = {"status": "sent", "sent_at": self._clock(), "due_at": again, "tried_at": null(), "error": null()}
         is_held = and_(_delivery.kind == "resolved", _delivery.is_held)  # what it said
+        values |= {} if thread is None else {"thread": thread}
         self._change(ids, attempts=_delivery.attempts + 1, is_held=is_held, **values)
 
     def note_tried(self, ids: Collection[int], error: str, retry_s: float) -> None:
@@ -442,6 +449,15 @@ _HAS_MERGED = _has_before(_before.status == "merged", _before.turn == _delivery.
 """Whether it tells what the delivery before it was to tell, too."""
 _WAS_OVER = _has_before(_before.kind == "resolved", _before.turn < _delivery.turn)
 """True if an earlier message reported the end."""
+_THREAD = (
+    select(_before.thread)
+    .where(_before.alert_id == _delivery.alert_id, _before.receiver == _delivery.receiver, _before.thread.is_not(None))
+    .order_by(_before.turn)
+    .limit(1)
+    .correlate(tables.delivery)
+    .scalar_subquery()
+)
+"""Thread of the first message."""
 
 
 def _dropped() -> ColumnElement[str]:

@@ -232,6 +232,7 @@ delivery = Table(
     Column("attempts", Integer, nullable=False),
     Column("error", Text),
     Column("labels", Json),  # rule, family and severity that it was first told under; NULL if told before incidents
+    Column("thread", Text),  # thread of the message that was sent, if the receiver has threads
     Column("repeat_s", Float(53)),
     Column("created_at", Float(53), nullable=False),
     Column("changed_at", Float(53), nullable=False),
