@@ -56,8 +56,11 @@ class _Newest(NamedTuple):
 
     sample: Sample | None
     spent: Spent
+    """With the steps since the sample before."""
     total_cost_s: float
     """Seconds in tsemon on the training thread up to its end."""
+    own_cost_s: float = 0.0
+    """Seconds of its own step alone."""
     waited_s: float = 0.0
     """Seconds in the collective of all ranks."""
 
@@ -124,6 +127,8 @@ class Monitor:
         self._next_sample = first_step
         self._start_at(first_step)
         self._outside_hooks_s = self._device_s = 0.0
+        self._armed_cost_s = 0.0
+        """Seconds in tsemon up to the step before the newest sample."""
         self._beside_s = 0.0
         """CPU time of the outbox's threads up to the newest sample."""
         self._mark()
@@ -315,13 +320,17 @@ class Monitor:
         """Sample this step before the optimizer uses a gradient that is not finite."""
         if self._probe is not None:
             self._has_tiers = self.is_sampling
+            if not self._has_tiers:
+                self._armed_cost_s = self._cost_s
             self._next_sample = min(self._next_sample, self._step)
             self._probe.look_for_origin(is_armed=self._has_tiers)
 
     def _own_sign(self, loss: Tensor | float | None, grad_norm: Tensor | float | None) -> Sign | None:
         is_zoomed_in = self._cadence.is_zoomed_in
+        # The other ranks hear of an alert later, when rank 0 has had a zoom for it.
+        alerts = () if isinstance(self._outbox, SilentOutbox) else self._outbox.alerts()
         try:
-            return self._suspicion.sign(self._step, loss, grad_norm, self._outbox.alerts(), is_zoomed_in=is_zoomed_in)
+            return self._suspicion.sign(self._step, loss, grad_norm, alerts, is_zoomed_in=is_zoomed_in)
         except Exception as error:  # other ranks wait for this one, whatever its sign
             self._faults.contain(error)
             return None
@@ -445,7 +454,7 @@ class Monitor:
             is_loss_watched=self._is_watched(has_loss or self._suspicion.has_loss),
             is_grad_norm_watched=self._is_watched(has_norm or self._suspicion.has_grad_norm),
             overhead_ratio=self._overhead_ratio(),
-            sample_s=self._newest.spent.cost_s,
+            sample_s=self._newest.own_cost_s,
             tiers=self._tiers,
             faults=self._faults.recent,
             num_faults=self._faults.count,
@@ -504,6 +513,7 @@ class Monitor:
         return str(self.status)
 
     def _arm(self, probe: Probe) -> None:
+        self._armed_cost_s = self._cost_s
         tiers = {"every", "slow", "demand"} if self._cadence.is_slow else {"every"}
         probe.arm({name for name, tier in self._tiers.items() if tier in tiers})
 
@@ -556,7 +566,8 @@ class Monitor:
         gap = self._cadence.next_gap(spent, has_tiers=has_tiers)
         self._count_time()
         cost_s = self._cost_s - before.total_cost_s
-        self._newest = _Newest(sample, Spent(cost_s, 0.0, is_slow, 0), self._cost_s, waited_s)
+        own_cost_s = self._cost_s - self._armed_cost_s
+        self._newest = _Newest(sample, Spent(cost_s, 0.0, is_slow, 0), self._cost_s, own_cost_s, waited_s)
         self._last_sample_at = self._counted_at
         self._last_sample, self._next_sample = self._step, self._step + gap
 

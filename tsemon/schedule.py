@@ -14,7 +14,7 @@ FIRST_GAP = 10
 """Steps between the first samples, until the cost of one is known."""
 WARM_UP_STEPS = 90
 """Maximum number of steps from the first sample to the last one of the warm-up. Later samples keep to the budget."""
-AIM = 0.85
+AIM = 0.8
 """Fraction of the budget that the gaps aim at. The rest is for the warm-up, zooms, and the samples just before the end."""
 REPAID = 1.0
 """Gaps are longer by up to this fraction until all that was spent beyond it is saved, and the cost of the next sample."""
@@ -53,7 +53,7 @@ class Spent(NamedTuple):
 class Cadence:
     """Every N steps, or as often as a budget allows, and more often at a sign of trouble.
 
-    With a budget, the gap to the next sample is what keeps cost / (gap x step time) at 85 % of it, from running
+    With a budget, the gap to the next sample is what keeps cost / (gap x step time) at four fifths of it, from running
     averages of both. When a run becomes faster, one sample comes too early and the next is within the budget again; when it
     becomes slower, samples are rare for a few gaps. If early samples or a burst exceed the budget, later gaps are up to
     twice as long until the run is within the budget again; for the extra cost of the first sample, they are up to a tenth
@@ -187,7 +187,7 @@ class Cadence:
             if self._cost_s[False] is not None:
                 self.slow_every = _slow_every(usual_s, more_s)
             mean_cost_s = usual_s + more_s / self.slow_every
-            # A run may end at any step, so the next sample is paid for before it is taken, also a slow one.
+            # A run may end at any step, so the next sample is paid for before it is taken.
             self._owed_s = max(self._owed_s, -mean_cost_s - more_s)
             repaid_s = min(max(self._owed_s + mean_cost_s, 0.0), REPAID * mean_cost_s)
             of_warm_up_s = min(self._warm_up_s, WARM_UP_REPAID * mean_cost_s)

@@ -28,6 +28,9 @@ HIGH = 3.0
 """A loss is high if it is this many mean absolute deviations above its running mean: 2.4 standard deviations."""
 HIGH_OF_GAIN = 0.05
 """It must also exceed the mean by this fraction of the improvement so far: losses near zero are small and uneven."""
+EVEN, MAX_GAIN_OF_EVEN = 0.25, 10.0
+"""If logarithms deviate by less than this, losses are even, and no more than ten times their mean counts as improvement.
+Otherwise, a first loss of 300 would hide all later jumps."""
 LEAST_RISE = 1e-6
 """It must exceed the mean by this much: the rounding of a float32 loss."""
 NUM_HIGH = 5
@@ -108,7 +111,7 @@ class LossWatch:
     """Detects a loss that is not finite, a jump of the loss and a slow rise, from the losses of all steps.
 
     The thresholds are calibrated on the losses of the recorded runs: every defect there that makes the loss jump is
-    detected within 4 steps, and no healthy run gives a sign.
+    detected within 4 steps, and one healthy run gives a sign, whose loss quadruples within ten steps.
     """
 
     def __init__(self) -> None:
@@ -193,7 +196,9 @@ class LossWatch:
         if usual.num < FIRST_STEPS:
             return math.inf
         least = max(1e-3 * abs(usual.mean), LEAST_RISE)  # for a loss that hardly varies
-        height = max(HIGH * usual.deviation, HIGH_OF_GAIN * (self._highest - usual.mean))
+        is_even = self._logs.num >= FIRST_STEPS and self._logs.deviation < EVEN
+        gain = min(self._highest - usual.mean, MAX_GAIN_OF_EVEN * usual.mean if is_even else math.inf)
+        height = max(HIGH * usual.deviation, HIGH_OF_GAIN * gain)
         factor = self._taller if usual.autocorrelation > ALIKE else 1.0
         return usual.mean + factor * height + least
 

@@ -677,6 +677,16 @@ class TestStatus:
         monitor.close()
         assert monitor.status.overhead_ratio * (time.perf_counter() - attached_at) < 1.4 * before_s
 
+    def test_has_the_cost_of_the_newest_sample_without_the_steps_before_it(self, tmp_path):
+        model, forward = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", spool_dir=tmp_path, budget=1e-9) as monitor:
+            train(model, forward, 300, monitor)
+            assert monitor.status.gap > 300
+            before_s = monitor._cost_s
+            monitor.burst(1)
+            train(model, forward, 2, monitor)
+            assert 0 < monitor.status.sample_s < monitor._cost_s - before_s
+
     def test_takes_no_number_away_if_another_thread_asks_in_the_middle_of_a_step(self, tmp_path, monkeypatch):
         model, _ = zoo.torch_encoder()
         keep = Calm.keep

@@ -57,6 +57,12 @@ class TestCadence:
         gap = settle(Cadence(budget=BUDGET), cost_s=0.03, step_s=0.1)
         assert 0.03 / (gap * 0.1) == pytest.approx(0.01, rel=0.05)
 
+    @pytest.mark.parametrize("num_steps", [5_000, 7_000, 50_000])
+    def test_leaves_a_part_of_the_budget_to_what_it_cannot_steer(self, num_steps):
+        """As measured: samples of 30 and 60 ms in steps of 12 ms."""
+        costs = costs_of(Cadence(), num_steps, first_s=0.15, cost_s=0.03, slow_s=0.06, step_s=0.012)
+        assert sum(costs) / (0.012 * num_steps) < 0.0095
+
     def test_follows_a_run_that_becomes_five_times_faster(self):
         cadence = Cadence(budget=BUDGET)
         assert settle(cadence, 0.03, 0.1) == 30

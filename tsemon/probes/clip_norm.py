@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from time import perf_counter
-from typing import Any, TypeGuard
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
@@ -18,17 +19,15 @@ class ClipNorm:
     """Keeps the norm of a step's gradient until `take`. It stays on its device, and nothing waits for it."""
 
     def __init__(self, model: nn.Module, guard: Guard) -> None:
-        self._ids = {id(p) for p in model.parameters()}
-        self._first: object = None
-        """The first parameter of the model that was first in a list: most steps clip the same list again."""
+        self._parameters = {id(p): p for p in model.parameters()}
         self._whole: tuple[int, int] | None = None
-        """Id of the first parameter, and length, of a list that had all parameters of the model."""
+        """Id of the first parameter, and length, of a list that had all parameters that train: most steps clip it again."""
+        self._is_used = False
+        """Whether the norm has answered `is_finite` in this step."""
         self._guard = guard
         self._norm: Tensor | float | None = None
         self._num_clips = 0
         """Number of times that gradients were clipped in this step."""
-        self._clipped: tuple[int, int] | None = None
-        """The same of the list that was clipped in this step."""
         self._handle: CallHandle | None = None
         if (around := called_around(clip_grad, GIVEN_THE_NORM)) is not None:
             around.before.append(self)
@@ -37,28 +36,24 @@ class ClipNorm:
     # Between two steps the processor has forgotten all of this, so it runs unguarded and only keeps a reference.
     def __call__(self, parameters: object = None, max_norm: object = None, norm: object = None, *_: Any) -> None:
         start = perf_counter()
-        if type(norm) is Tensor and self._are_ours(parameters) and not is_transformed():
-            self._norm = norm
-            self._num_clips += 1
-            self._clipped = id(parameters[0]), len(parameters)
-            if self._clipped != self._whole and len(parameters) >= len(self._ids) and self._has_all(parameters):
-                self._whole = self._clipped
+        if type(norm) is Tensor and type(parameters) is list and parameters and not is_transformed():
+            clipped = id(parameters[0]), len(parameters)
+            if clipped == self._whole or self._is_whole(parameters):
+                self._whole, self._norm = clipped, norm
+                self._num_clips += 1
+            elif not self._parameters.keys().isdisjoint(map(id, parameters)):
+                self._num_clips += 1
         self._guard.cost_s += perf_counter() - start
 
-    def _are_ours(self, parameters: object) -> TypeGuard[list[object]]:
-        """Whether the first or the last one is a parameter of the model. A head of its own may be before or behind them."""
-        if type(parameters) is not list or not parameters:
+    def _is_whole(self, parameters: list[object]) -> bool:
+        """Whether all parameters that train are among them, perhaps beside a head, and the norm is the L2 norm."""
+        try:
+            caller = sys._getframe(3)  # clip_grad_norm_, which alone knows the kind of norm
+            clipped, is_l2 = {*map(id, parameters)}, float(caller.f_locals.get("norm_type", 2.0)) == 2.0
+            return is_l2 and all(key in clipped for key, p in self._parameters.items() if p.requires_grad)
+        except Exception as error:
+            self._guard.on_fault(error)
             return False
-        first = parameters[0]
-        if first is self._first:
-            return True
-        if id(first) in self._ids:
-            self._first = first
-            return True
-        return id(parameters[-1]) in self._ids
-
-    def _has_all(self, parameters: list[object]) -> bool:
-        return self._ids <= {id(p) for p in parameters}
 
     def is_finite(self) -> bool:
         """Whether all gradients of this step are known to be finite already, because the norm of all together is.
@@ -67,19 +62,19 @@ class ClipNorm:
         the optimizer step is not seen.
         """
         norm = self._norm
-        if norm is None or self._num_clips != 1 or self._clipped is None or self._clipped != self._whole:
+        if norm is None or self._num_clips != 1 or self._is_used:
             return False
         if isinstance(norm, Tensor):
             if not norm.is_cpu:
                 return False
             norm = self._norm = norm.item()
-        self._clipped = None  # one norm speaks for one step of an optimizer
+        self._is_used = True  # one norm speaks for one step of an optimizer
         return norm - norm == 0
 
     def take(self) -> Tensor | float | None:
-        """Return the norm of the step that ends. None if the gradient was not clipped as a whole by its norm."""
+        """Return the L2 norm of the step that ends. None if the gradient was not clipped as a whole by it, once."""
         norm = self._norm if self._num_clips == 1 else None
-        self._norm, self._num_clips = None, 0
+        self._norm, self._num_clips, self._is_used = None, 0, False
         return norm
 
     def close(self) -> None:

@@ -49,6 +49,29 @@ class TestTheNorm:
         utils.clip_grad_norm_(model.parameters(), 0.1)
         assert clip_norm.take() is not None
 
+    def test_is_not_known_if_only_a_part_is_clipped(self, model, clip_norm):
+        for parts in ([*model[0].parameters()], [*nn.Linear(2, 2).parameters(), model[0].weight, model[0].bias]):
+            utils.clip_grad_norm_(parts, 0.1)
+            assert clip_norm.take() is None
+
+    @pytest.mark.parametrize("norm_type", [1, 0, math.inf, "inf"])
+    def test_is_not_known_from_another_norm(self, model, clip_norm, norm_type):
+        utils.clip_grad_norm_(model.parameters(), 0.1, norm_type=norm_type)
+        assert clip_norm.take() is None
+
+    def test_is_that_of_the_parameters_that_train(self, model, clip_norm):
+        model[0].requires_grad_(False)
+        utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 0.1)
+        assert clip_norm.take() is not None
+
+    def test_is_not_that_of_another_model_which_is_clipped_in_the_same_step(self, model, clip_norm):
+        norm, other = norm_of(model), nn.Linear(2, 2)
+        other(torch.ones(1, 2)).sum().backward()
+        utils.clip_grad_norm_(other.parameters(), 0.1)
+        utils.clip_grad_norm_(model.parameters(), 0.1)
+        utils.clip_grad_norm_(other.parameters(), 0.1)
+        assert clip_norm.take().item() == pytest.approx(norm, rel=1e-6)
+
     def test_is_that_of_a_list_with_parameters_of_a_head(self, model, clip_norm):
         head = nn.Linear(2, 2)
         utils.clip_grad_norm_([*head.parameters(), *model.parameters()], 0.1)
