@@ -332,7 +332,7 @@ class Worst(Record):
 
     metric: str
     """Metric that shows it: `nonfinite`, `nonfinite_entries`, a metric that is not finite, or else the metric of `rule`,
-    which may be an expression such as `update_norm / param_norm`; `token_diversity` or `token_similarity` without a rule."""
+    which may be an expression such as `update_norm / param_norm`."""
     layer: int
     """Index of the layer, from 0."""
     label: str | None = None
@@ -340,7 +340,7 @@ class Worst(Record):
     value: float | None
     """Value of the metric in that layer; null if it is not finite."""
     rule: str | None = None
-    """Built-in rule that the layer is nearest to; null if no rule can be compared with the newest frame."""
+    """Built-in rule that the layer is nearest to; null if the layer is not finite."""
     threshold: float | None = None
     """Threshold of the rule for this metric."""
     decades: float | None = None

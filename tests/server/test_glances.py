@@ -7,11 +7,15 @@ import pytest
 
 from tests.server.conftest import layer_frame, loss_frame
 from tsemon.wire import Array, Frame
-from tsemon_server.services.queries.glances import Worst, worst_of
+from tsemon_server.services.queries.glances import worst_of
 from tsemon_server.store import Store
 from tsemon_server.store.series.settling import Sizes
 
 NAN, INF = math.nan, math.inf
+
+
+def diversity_frame(step, values):
+    return layer_frame(step, values, metric="token_diversity")
 
 
 def glances(api, *run_ids, **params):
@@ -29,7 +33,7 @@ class TestGlances:
     def test_show_the_loss_as_a_series_does_and_the_worst_layer_of_the_newest_step(self, api, is_settled):
         long, short, plain = api.register("long"), api.register("short"), api.register("plain")
         api.send_ok(long, [loss_frame(step, 9.0 if step == 300 else step / 7) for step in range(500)])
-        api.send_ok(long, [layer_frame(step, [0.5, step / 1000, 0.75]) for step in (600, 900)])
+        api.send_ok(long, [diversity_frame(step, [0.5, 1 - step / 1000, 0.75]) for step in (600, 900)])
         api.send_ok(short, [loss_frame(0, INF), loss_frame(5, 2.5)])
         api.register("none")
         if is_settled:
@@ -41,13 +45,13 @@ class TestGlances:
         assert 3 < len(found[0]["loss"]["step"]) <= 10
         assert found[1]["loss"] == {"step": [0, 5], "mean": [None, 2.5]}
         assert found[0]["worst"] == {
-            "metric": "token_similarity",
+            "metric": "token_diversity",
             "layer": 1,
             "label": None,
-            "value": pytest.approx(0.9),
-            "rule": None,
-            "threshold": None,
-            "decades": None,
+            "value": pytest.approx(0.1),
+            "rule": "token-similarity-escalation",
+            "threshold": 1e-6,
+            "decades": pytest.approx(math.log10((0.1 / 0.9) / 1e-6), abs=1e-3),
         }
         assert found[1]["worst"] is None
         assert found[2] == {"run_id": plain, "loss": None, "worst": None}
@@ -55,9 +59,9 @@ class TestGlances:
     @pytest.mark.parametrize("is_settled", [False, True], ids=["hot", "settled"])
     def test_look_at_what_all_writers_measured_at_the_newest_step(self, api, is_settled):
         run_id = api.register()
-        for writer, values in (("stage0", [0.1, 0.95, NAN]), ("stage1", [NAN, NAN, 0.3])):
-            frames = [layer_frame(step, [0.0] * 3) for step in (1, 2)]
-            api.send_ok(run_id, [*frames, layer_frame(3, values)], writer=writer)
+        for writer, values in (("stage0", [0.9, 0.05, NAN]), ("stage1", [NAN, NAN, 0.7])):
+            frames = [diversity_frame(step, [1.0] * 3) for step in (1, 2)]
+            api.send_ok(run_id, [*frames, diversity_frame(3, values)], writer=writer)
         if is_settled:
             api.http.patch(f"/api/v1/runs/{run_id}", json={"state": "finished"})
             settle(api)
@@ -65,33 +69,35 @@ class TestGlances:
         (glance,) = glances(api, run_id)
         # Neither measured `nonfinite`, and yet the NaN of the one is what the other measured.
         assert glance["worst"] == {
-            "metric": "token_similarity",
+            "metric": "token_diversity",
             "layer": 1,
             "label": None,
-            "value": pytest.approx(0.95),
-            "rule": None,
-            "threshold": None,
-            "decades": None,
+            "value": pytest.approx(0.05),
+            "rule": "token-similarity-escalation",
+            "threshold": 1e-6,
+            "decades": pytest.approx(math.log10((0.05 / 0.95) / 1e-6), abs=1e-3),
         }
 
     @pytest.mark.parametrize("is_settled", [False, True], ids=["hot", "settled"])
     def test_look_at_the_newest_step_with_layers_where_the_last_frames_have_losses_alone(self, api, is_settled):
         run_id, bare = api.register(), api.register("bare")
-        api.send_ok(run_id, [*(layer_frame(step, [0.0, step / 100, 0.0]) for step in range(50)), loss_frame(70)])
+        api.send_ok(
+            run_id, [*(diversity_frame(step, [1.0, 1 - step / 100, 1.0]) for step in range(50)), loss_frame(70)]
+        )
         api.send_ok(bare, [loss_frame(step) for step in range(50)])
         if is_settled:
             api.http.patch(f"/api/v1/runs/{run_id}", json={"state": "finished"})
             settle(api)
         found = glances(api, run_id, bare)
-        assert found[0]["worst"]["value"] == pytest.approx(0.49)
+        assert found[0]["worst"]["value"] == pytest.approx(0.51)
         assert found[1]["worst"] is None
 
     def test_go_back_to_what_a_later_attempt_has_left(self, api):
         run_id = api.register()
-        api.send_ok(run_id, [layer_frame(step, [0.0, step / 100, 0.0]) for step in range(50)])
+        api.send_ok(run_id, [diversity_frame(step, [1.0, 1 - step / 100, 1.0]) for step in range(50)])
         settle(api)
         api.register(resume_step=40)
-        assert glances(api, run_id)[0]["worst"]["value"] == pytest.approx(0.39)
+        assert glances(api, run_id)[0]["worst"]["value"] == pytest.approx(0.61)
         api.register()
         assert glances(api, run_id)[0]["worst"] is None
 
@@ -120,7 +126,7 @@ class TestGlances:
 
     def test_do_without_a_frame_that_is_damaged(self, api):
         run_id = api.register()
-        frame = Frame(0, 0, 1.0, {"loss": 1.0}, {"token_similarity": Array.of([0.1, 0.2, 0.3])})
+        frame = Frame(0, 0, 1.0, {"loss": 1.0}, {"token_diversity": Array.of([0.1, 0.2, 0.3])})
         api.send_ok(run_id, [frame])
         blob = api.database.execute("SELECT blob FROM frame")[0][0]
         api.database.execute("UPDATE frame SET blob = :blob", blob=bytes(blob)[:10])
@@ -162,17 +168,18 @@ class TestTheWorstLayer:
         [
             ({}, None),
             ({"hidden_rms": [1.0, NAN]}, None),  # undefined
-            ({"token_similarity": []}, None),
-            ({"token_similarity": [0.5, 0.9, 0.2]}, ("token_similarity", 1, 0.9)),
+            ({"token_diversity": []}, None),
+            ({"token_diversity": [0.5, 0.1, 0.2]}, ("token_diversity", 1, 0.1)),
+            ({"token_similarity": [0.5, 0.9, 0.2]}, None),  # by itself it means little
             ({"token_diversity": [0.5, NAN, 0.2]}, ("token_diversity", 1, None)),
             ({"token_similarity": [0.5, NAN, 0.9]}, ("token_similarity", 1, None)),
-            ({"token_similarity": [0.5, NAN, 0.9], "nonfinite": [0, 0, 0]}, ("token_similarity", 2, 0.9)),
-            ({"token_similarity": [NAN, NAN], "nonfinite": [0, NAN]}, None),
-            ({"token_similarity": [0.5, 0.9], "nonfinite": [0.25, NAN, 0.5]}, ("nonfinite", 2, 0.5)),
+            ({"token_diversity": [0.5, NAN, 0.1], "nonfinite": [0, 0, 0]}, ("token_diversity", 2, 0.1)),
+            ({"token_diversity": [NAN, NAN], "nonfinite": [0, NAN]}, None),
+            ({"token_diversity": [0.5, 0.1], "nonfinite": [0.25, NAN, 0.5]}, ("nonfinite", 2, 0.5)),
             ({"nonfinite_entries": [0, 4, 12], "param_norm": [1.0, INF, NAN]}, ("nonfinite_entries", 2, 12)),
             ({"token_similarity": [0.5, 0.9], "grad_norm": [0.1, -INF, INF]}, ("grad_norm", 1, None)),
         ],
     )
-    def test_is_what_is_not_finite_and_without_a_rule_what_is_most_alike(self, layers, worst):
+    def test_is_what_is_not_finite_else_what_is_nearest_to_a_rule(self, layers, worst):
         found = worst_of({name: np.array(values) for name, values in layers.items()})
-        assert found == (None if worst is None else Worst(metric=worst[0], layer=worst[1], value=worst[2]))
+        assert (found and (found.metric, found.layer, found.value)) == worst

@@ -160,9 +160,12 @@ class TestARow:
         expect(cell(page, "gpt", "loss")).to_contain_text("not finite")
 
     def test_names_the_layer_whose_tokens_are_most_alike(self, page, service):
-        service.send_steps(service.register("gpt"), range(3), similarity=[0.1, 0.2, 0.75, 0.3, 0.4])
+        layers = {"token_diversity": Array.of([0.9, 0.8, 0.25, 0.7, 0.6])}
+        service.send(service.register("gpt"), Frame(1, 1, START_S, {}, layers))
+        service.send_steps(service.register("bert"), range(3))
         page.goto("/")
-        expect(cell(page, "gpt", "worst")).to_have_text("0.75 layer 2token_similarity")
+        expect(cell(page, "gpt", "worst")).to_have_text("0.25 layer 2token_diversity")
+        expect(cell(page, "bert", "worst")).to_have_text("-")
 
     @pytest.mark.parametrize(
         ("update", "width", "title", "color"),

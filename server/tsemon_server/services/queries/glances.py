@@ -25,6 +25,8 @@ MOST_KEPT = 2000
 """Maximum number of glances in memory."""
 NONFINITE = ("nonfinite", "nonfinite_entries")
 """Measures that count what is not finite: the hidden states of a training, the parameters of a scan's checkpoint."""
+TOKENS = "token_diversity", "token_similarity"
+"""Measures whose NaN tells the same, in runs without the first of these."""
 
 
 class Kept:
@@ -84,8 +86,7 @@ def _worst(frames: Sequence[Layers], model: Model) -> Worst | None:
 def worst_of(layers: Layers, model: Model = UNKNOWN_MODEL) -> Worst | None:
     """The layer with a value that is not finite, else the one that is nearest to a threshold of a built-in rule.
 
-    Rules of severity info do not count. If no rule can be compared, it is the layer with the lowest token diversity, or,
-    in runs without diversity, with the highest token similarity.
+    Rules of severity info do not count.
 
     Most measures are NaN where they are undefined, which is no trouble: `nonfinite` counts what is, `nonfinite_entries`
     among parameters, and where nobody measured the first the NaN of a diversity or similarity tells.
@@ -99,27 +100,23 @@ def worst_of(layers: Layers, model: Model = UNKNOWN_MODEL) -> Worst | None:
     for metric, values in sorted(layers.items()):
         if np.isinf(values).any():
             return _named(metric, int(np.isinf(values).argmax()), None, layers, model)
-    metric = "token_diversity" if len(layers.get("token_diversity", ())) else "token_similarity"
-    tokens = layers.get(metric, np.empty(0))
-    is_nan = np.isnan(tokens)
-    if is_nan.any() and nonfinite is None:
-        return _named(metric, int(is_nan.argmax()), None, layers, model)
+    for metric in TOKENS:
+        is_nan = np.isnan(layers.get(metric, ()))
+        if is_nan.any() and nonfinite is None:
+            return _named(metric, int(is_nan.argmax()), None, layers, model)
     near = _NEARNESS.nearest(View(0, layers=layers, frozen=model.frozen, stacks=model.stacks))
-    if near is not None:
-        place = near.place
-        return Worst(
-            metric=near.metric,
-            layer=place["layer"],
-            label=place.get("label"),
-            value=near.value,
-            rule=near.rule,
-            threshold=near.threshold,
-            decades=near.decades,
-        )
-    if is_nan.all():
+    if near is None:
         return None
-    layer = int(np.nanargmin(tokens) if metric == "token_diversity" else np.nanargmax(tokens))
-    return _named(metric, layer, float(tokens[layer]), layers, model)
+    place = near.place
+    return Worst(
+        metric=near.metric,
+        layer=place["layer"],
+        label=place.get("label"),
+        value=near.value,
+        rule=near.rule,
+        threshold=near.threshold,
+        decades=near.decades,
+    )
 
 
 def _named(metric: str, layer: int, value: float | None, layers: Layers, model: Model) -> Worst:
