@@ -17,8 +17,9 @@ from pathlib import Path
 
 import torch
 from detection import service
+from trials.judging import steps_behind
 from trials.planted import EVENT, Plant, plants
-from trials.recording import PROJECT, record
+from trials.recording import PROJECT, read_losses, record
 from trials.report import conditions, filled
 
 from tsemon_answers.incidents import IncidentDetail
@@ -37,6 +38,8 @@ class Found:
     incident: IncidentDetail | None
     num_false: int
     """Incidents before the damage."""
+    is_harmed: bool
+    """Whether the loss was ever behind that of the same training without the damage."""
 
     @property
     def is_block_right(self) -> bool:
@@ -107,27 +110,37 @@ def watched(chosen: Sequence[Plant]) -> Iterator[Found]:
         tempfile.TemporaryDirectory(prefix="tsemon-") as folder,
         contextlib.closing(Client(url)) as client,
     ):
+        controls: dict[str, list[float]] = {}
         for plant in chosen:
+            if plant.control.name not in controls:
+                record(plant.control, Path(folder))
+                controls[plant.control.name] = read_losses(Path(folder), plant.control.name).loss
             record(plant.trial, Path(folder), url)
+            loss = read_losses(Path(folder), plant.trial.name).loss
             run_id = client.find_run(plant.trial.name, project=PROJECT).run_id
             incidents = [*reversed([*client.incidents(run_id=run_id)])]
             after = [one for one in incidents if one.step >= EVENT]
             detail = client.incident(after[0].incident_id) if after else None
-            yield Found(plant, detail, len(incidents) - len(after))
+            is_harmed = bool(steps_behind(loss, controls[plant.control.name]))
+            yield Found(plant, detail, len(incidents) - len(after), is_harmed)
 
 
 def summary(found: Sequence[Found]) -> list[str]:
     told = [one for one in found if one.incident is not None]
+    missed = [one for one in found if one.incident is None and one.is_harmed]
     delays = sorted(one.incident.step - EVENT for one in told if one.incident is not None)
     decided = [one for one in told if one.incident is not None and one.incident.within.sub_step is not None]
+    num_due = len(told) + len(missed)
 
     def share(are_right: Iterable[bool]) -> str:
         num_right = sum(are_right)
-        return f"{num_right} of {len(told)} ({num_right / max(len(found), 1):.0%} of all {len(found)})"
+        return f"{num_right} of {num_due} ({num_right / max(num_due, 1):.0%})"
 
+    names = f" ({', '.join(one.plant.trial.name for one in missed)})" if missed else ""
     return [
         f"* {len(told)} of {len(found)} raised an incident"
         + (f", {delays[len(delays) // 2]} steps after the damage (median)" if delays else ""),
+        f"* of the other {len(found) - len(told)}, {len(missed)} were ever behind the undamaged training{names}",
         f"* the damaged block: {share(one.block == one.plant.block for one in told)}",
         f"* block within {NEAR}: {share(one.is_block_right for one in told)}; the first block of the verdict "
         f"alone: {sum(one.is_verdict_near for one in told)}",

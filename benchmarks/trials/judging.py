@@ -47,11 +47,17 @@ def smoothed(loss: Sequence[float], width: int) -> list[float]:
     return means
 
 
-def onset(loss: Sequence[float], twin: Sequence[float]) -> float:
-    """The step from which on the loss, smoothed over 10 steps, lies above the twin's by 5 % of all that the twin learns."""
+def steps_behind(loss: Sequence[float], twin: Sequence[float]) -> list[int]:
+    """The steps at which the loss, smoothed over 10 steps, lies above the twin's by 5 % of all that the twin learns."""
     ours, theirs = smoothed(loss, 10), smoothed(twin, 10)
     margin = 0.05 * max(theirs[0] - min(theirs), 1e-6)
-    fine = [step for step, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a - b <= margin]
+    return [step for step, (a, b) in enumerate(zip(ours, theirs, strict=False)) if not a - b <= margin]
+
+
+def onset(loss: Sequence[float], twin: Sequence[float]) -> float:
+    """The step from which on the run stays behind its twin."""
+    behind = set(steps_behind(loss, twin))
+    fine = [step for step in range(min(len(loss), len(twin))) if step not in behind]
     died = len(loss) < len(twin) or not math.isfinite(loss[-1])
     if not died and fine and fine[-1] == min(len(loss), len(twin)) - 1:
         return NEVER

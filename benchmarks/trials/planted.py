@@ -139,6 +139,8 @@ class Plant:
     """A training, and the cause that tsemon should name."""
 
     trial: Trial
+    control: Trial
+    """The same training without the damage."""
     block: int
     sub_step: SubStep
 
@@ -147,26 +149,30 @@ def plants(seeds: tuple[int, ...]) -> Iterator[Plant]:
     """Return every damage in every model for each seed. The seed also draws the block."""
     for seed in seeds:
         for name, kind in KINDS.items():
+            control = Trial(
+                name=f"{name}-{seed}",
+                subject=kind.subject,
+                about=kind.about,
+                seed=seed,
+                rate=kind.rate,
+                warmup=100 if kind.is_post else 40,
+                steps=STEPS,
+                every=None,
+            )
             for damage, (sub_step, about, apply) in DAMAGES.items():
                 if damage == "residual" and not kind.is_post:
                     continue  # where the norm comes first, the residual alone cannot be scaled from outside
                 rng = random.Random(f"{name} {damage} {seed}")
                 block = rng.randrange(DEPTH)
-                trial = Trial(
-                    name=f"{name}-{damage}-{seed}",
-                    subject=kind.subject,
-                    about=f"{kind.about}: {about}, block {block}",
-                    family="fresh",
-                    seed=seed,
-                    rate=kind.rate,
-                    warmup=100 if kind.is_post else 40,
-                    steps=STEPS,
-                    every=None,
+                trial = control.failing(
+                    f"{name}-{damage}-{seed}",
+                    "fresh",
+                    f"{kind.about}: {about}, block {block}",
+                    _defect(apply, block, kind.parts, rng),
                     event_step=EVENT,
-                    defect=_defect(apply, block, kind.parts, rng),
                     shows_in_loss=False,
                 )
-                yield Plant(trial, block, sub_step)
+                yield Plant(trial, control, block, sub_step)
 
 
 def _defect(damage: Damage, block: int, parts: Parts, rng: random.Random) -> Defect:
