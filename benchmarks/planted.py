@@ -39,7 +39,7 @@ class Found:
     num_false: int
     """Incidents before the damage."""
     is_harmed: bool
-    """Whether the loss was ever behind that of the same training without the damage."""
+    """Whether the loss was ever behind the undamaged training."""
 
     @property
     def is_block_right(self) -> bool:

@@ -36,8 +36,8 @@ LEAST_RISE = 1e-6
 NUM_HIGH = 5
 """Number of high losses in a row that make a jump."""
 NUM_HIGH_IN_LOGS = 3
-"""The same if their logarithms are high, too. Near zero, some healthy losses are ten times as large as others. Of
-`NUM_HIGH` losses in a row with raised logarithms, only this many must be high."""
+"""The same if their logarithms are high, too. Near zero, some healthy losses are ten times as large as others. If
+`NUM_HIGH` losses in a row have raised logarithms, only this many must be high."""
 HIGH_IN_LOGS, RAISED_IN_LOGS = 2.7, 2.0
 """Mean absolute deviations from which on a logarithm is high, or raised."""
 TALLER, TALLEST = 1.5, 8.0

@@ -48,14 +48,14 @@ def smoothed(loss: Sequence[float], width: int) -> list[float]:
 
 
 def steps_behind(loss: Sequence[float], twin: Sequence[float]) -> list[int]:
-    """The steps at which the loss, smoothed over 10 steps, lies above the twin's by 5 % of all that the twin learns."""
+    """The steps at which the loss, smoothed over 10 steps, lies above the control run's by 5 % of all that the latter learns."""
     ours, theirs = smoothed(loss, 10), smoothed(twin, 10)
     margin = 0.05 * max(theirs[0] - min(theirs), 1e-6)
     return [step for step, (a, b) in enumerate(zip(ours, theirs, strict=False)) if not a - b <= margin]
 
 
 def onset(loss: Sequence[float], twin: Sequence[float]) -> float:
-    """The step from which on the run stays behind its twin."""
+    """The step from which on the run stays behind its control run."""
     behind = set(steps_behind(loss, twin))
     fine = [step for step in range(min(len(loss), len(twin))) if step not in behind]
     died = len(loss) < len(twin) or not math.isfinite(loss[-1])

@@ -165,7 +165,7 @@ class TestARow:
         service.send_steps(service.register("bert"), range(3))
         page.goto("/")
         expect(cell(page, "gpt", "worst")).to_have_text("0.25 layer 2token_diversity")
-        expect(cell(page, "bert", "worst")).to_have_text("-")
+        expect(cell(page, "bert", "worst")).to_have_text("\N{EN DASH}")
 
     @pytest.mark.parametrize(
         ("update", "width", "title", "color"),
@@ -248,11 +248,11 @@ class TestARow:
         run_id = service.replay("tse_vit24-s0")
         page.goto("/")
         verdict, link = cell(page, "tse_vit24-s0", "alerts"), cell(page, "tse_vit24-s0", "alerts").get_by_role("link")
-        expect(verdict).to_have_text("Tokens become the same over depthblocks 5 to 23, since step 0")
+        expect(verdict).to_have_text("Tokens become the same over depthblocks 3 to 23, since step 0")
         expect(link).to_have_attribute("title", re.compile(r"1 alert is open\.$"))
         service.request("PATCH", f"/api/v1/runs/{run_id}", json={"state": "failed"}).raise_for_status()
         expect(link).to_have_attribute("title", re.compile(r"1 alert fired at the end\.$"))
-        expect(verdict).to_have_text("Tokens become the same over depthblocks 5 to 23, since step 0")
+        expect(verdict).to_have_text("Tokens become the same over depthblocks 3 to 23, since step 0")
 
 
 class TestTheListWhileRunsTrain:
