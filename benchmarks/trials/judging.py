@@ -48,7 +48,7 @@ def smoothed(loss: Sequence[float], width: int) -> list[float]:
 
 
 def steps_behind(loss: Sequence[float], twin: Sequence[float]) -> list[int]:
-    """The steps at which the loss, smoothed over 10 steps, lies above the control run's by 5 % of all that the latter learns."""
+    """The steps at which the loss, smoothed over 10 steps, lies above the control run's by 5 % of all that it learns."""
     ours, theirs = smoothed(loss, 10), smoothed(twin, 10)
     margin = 0.05 * max(theirs[0] - min(theirs), 1e-6)
     return [step for step, (a, b) in enumerate(zip(ours, theirs, strict=False)) if not a - b <= margin]
