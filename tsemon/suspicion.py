@@ -29,7 +29,7 @@ HIGH = 3.0
 HIGH_OF_GAIN = 0.05
 """It must also exceed the mean by this fraction of the improvement so far: losses near zero are small and uneven."""
 EVEN, MAX_GAIN_OF_EVEN = 0.25, 10.0
-"""If logarithms deviate by less than this, losses are even, and no more than ten times their mean counts as improvement.
+"""If logarithms deviate by less than this, losses are even, and at most ten times their mean counts as improvement.
 Otherwise, a first loss of 300 would hide all later jumps."""
 LEAST_RISE = 1e-6
 """It must exceed the mean by this much: the rounding of a float32 loss."""
@@ -37,7 +37,7 @@ NUM_HIGH = 5
 """Number of high losses in a row that make a jump."""
 NUM_HIGH_IN_LOGS = 3
 """The same if their logarithms are high, too. Near zero, some healthy losses are ten times as large as others. If
-`NUM_HIGH` losses in a row have raised logarithms, only this many must be high."""
+`NUM_HIGH` uneven losses in a row have raised logarithms, only this many must be high."""
 HIGH_IN_LOGS, RAISED_IN_LOGS = 2.7, 2.0
 """Mean absolute deviations from which on a logarithm is high, or raised."""
 TALLER, TALLEST = 1.5, 8.0
@@ -141,7 +141,7 @@ class LossWatch:
             return "the loss is not finite" if was_finite else None
         self._is_finite = True
         limit, height = self.limit, self._height_in_logs(loss)
-        is_high, is_raised = loss > limit, height > RAISED_IN_LOGS
+        is_high, is_raised = loss > limit, height > RAISED_IN_LOGS and not self._is_even
         rise = self._settle(limit, NUM_HIGH - 1 if is_raised else 0)
         if is_raised:
             self._raised.append(loss)
@@ -196,8 +196,7 @@ class LossWatch:
         if usual.num < FIRST_STEPS:
             return math.inf
         least = max(1e-3 * abs(usual.mean), LEAST_RISE)  # for a loss that hardly varies
-        is_even = self._logs.num >= FIRST_STEPS and self._logs.deviation < EVEN
-        gain = min(self._highest - usual.mean, MAX_GAIN_OF_EVEN * usual.mean if is_even else math.inf)
+        gain = min(self._highest - usual.mean, MAX_GAIN_OF_EVEN * usual.mean if self._is_even else math.inf)
         height = max(HIGH * usual.deviation, HIGH_OF_GAIN * gain)
         factor = self._taller if usual.autocorrelation > ALIKE else 1.0
         return usual.mean + factor * height + least
@@ -210,6 +209,10 @@ class LossWatch:
     def is_undecided(self) -> bool:
         """Whether the next losses may make a jump, though each of them is below the limit."""
         return len(self._raised) > 1
+
+    @property
+    def _is_even(self) -> bool:
+        return self._logs.num >= FIRST_STEPS and self._logs.deviation < EVEN
 
     def _height_in_logs(self, loss: float) -> float:
         """Height of its logarithm above the mean, in mean absolute deviations. NaN if it is not known."""
