@@ -25,7 +25,7 @@ STEPS = 260
 EVENTS = {1: 131, 0: 204}
 """The step of each rank whose loss is not finite: the last one before an exchange, and the first one after."""
 BURST_AT = 225
-PENDING = range(130, 170)
+PENDING, HEARD_AT = range(130, 170), 205
 ENDS_AT = 35
 LATE_S, TIMEOUT_S = 0.4, 2.0
 LONG = 4000
@@ -118,13 +118,19 @@ def failing_sign(rank, group, folder):
 
 
 def pending(rank, group, folder):
-    """Rank 0 alone knows of an alert that is pending, and zooms may cost anything."""
+    """Rank 0 alone knows of an alert that is pending, and zooms may cost anything. Rank 1 hears of it late, when it fires."""
     loop = Loop(rank, group, folder)
     alerts = [alert("a", "pending")]
     if rank == 0:
         loop.monitor._outbox.alerts = lambda: alerts if loop.monitor.num_steps in PENDING else []
+
+    def loss_of(step):
+        if rank == 1 and step == HEARD_AT:
+            loop.monitor._outbox.hear(alert("a", "firing"))
+        return 2.0
+
     with mock.patch.object(schedule, "ZOOM_SHARE", 1e9):
-        loop.run()
+        loop.run(loss_of=loss_of)
     return loop.seen()
 
 
