@@ -32,7 +32,7 @@ from tsemon.errors import (
     UnknownRun,
     WrongAlertState,
 )
-from tsemon.wire import Frame
+from tsemon.wire import Array, Frame
 from tsemon_client import AlertChanged, AsyncClient, Client, Connected, Record, RunChanged, RunDeleted
 from tsemon_client.answers import Patience
 from tsemon_client.asking import Request
@@ -124,10 +124,13 @@ class TestClient:
             assert client.runs(**words).all() == []
         assert {(tag.tag, tag.runs) for tag in client.tags(project="p")} == {("a", 1), ("b/c", 1)}
 
-    def test_glances_at_runs(self, client, run_id):
-        (glance,) = client.glances([run_id], points=10)
-        assert (glance.run_id, glance.loss.mean) == (run_id, [5.0, 4.0, 3.0, 2.0])
-        assert (glance.worst.metric, glance.worst.layer) == ("token_similarity", 2)
+    def test_glances_at_runs(self, client, run_id, writer):
+        other_id = writer.register("glanced-at")
+        writer.send(other_id, Frame(0, 0, 1.0, {}, {"token_diversity": Array.of([0.5, 0.4, 0.3])}))
+        glance, other = client.glances([run_id, other_id], points=10)
+        writer.delete(other_id)
+        assert (glance.run_id, glance.loss.mean, glance.worst) == (run_id, [5.0, 4.0, 3.0, 2.0], None)
+        assert (other.worst.metric, other.worst.layer) == ("token_diversity", 2)
         assert client.glances([]) == []
 
     def test_reads_rules_and_how_they_stand(self, client, run_id):

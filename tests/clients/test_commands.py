@@ -112,7 +112,11 @@ class TestRuns:
         assert code == 0
         assert "█" in shown
         assert "▁" in shown
-        assert "4: token_similarity 0.4" in shown, "the worst layer"
+
+    def test_name_the_worst_layer(self, run, service, brief_id):
+        send(service.url, brief_id, [frame(0, token_diversity=[0.9, 0.8, 0.7, 0.6, 0.5])])
+        _, line = run("runs", "--project", "brief", columns=140)[1].splitlines()
+        assert "4: token_diversity 0.5" in line
 
     @pytest.mark.parametrize("metric", ["nonfinite", "nonfinite_entries"])
     def test_with_values_that_are_not_finite_say_in_which_layer(self, run, service, brief_id, metric):
