@@ -103,7 +103,7 @@ class TestReplay:
             "tse",
             "token-similarity-escalation",
             "blocks",
-            "3",
+            "1",
             "to",
             "5",
         ]
@@ -121,7 +121,7 @@ class TestReplay:
         monkeypatch.setenv("COLUMNS", "100")
         lines = SEQUENCES.sub("", start(FAILING).stdout).splitlines()
         assert lines[:3] == [
-            "tse_post6_warm-s0  open  critical  tse  blocks 3 to 5  since step 15  fired at 25",
+            "tse_post6_warm-s0  open  critical  tse  blocks 1 to 5  since step 15  fired at 25",
             "       token-similarity-escalation: Tokens become the same over depth",
             "       also fired: token-rank-collapse, batch-rank-collapse, attention-logits-blow-up,",
         ]
