@@ -172,6 +172,8 @@ class LossWatch:
             self._logs.add(math.log(loss))
         if not self._has_jumped:
             self._highest = max(self._highest, self._losses.mean)
+        if self._losses.num == FIRST_STEPS and 0 < loss < self._losses.mean / 2:  # the first ones would count for long
+            self._losses, self._logs = _Usual(), _Usual()
         return self._notice_rise(loss)
 
     def _notice_rise(self, loss: float) -> str | None:

@@ -24,7 +24,7 @@ def frame_at(step):
         step,
         1000.0 + step,
         {"loss": 1.0 + step} | MANY,
-        {"token_similarity": Array.of([0.5] * (NUM_BLOCKS + 1))},
+        {"token_diversity": Array.of([0.5] * (NUM_BLOCKS + 1))},
         {"attention_entropy": Array.of([0.25] * NUM_BLOCKS * NUM_HEADS, (NUM_BLOCKS, NUM_HEADS))},
     )
 
@@ -70,7 +70,7 @@ class TestADamagedFrame:
 
     @pytest.mark.both_engines
     @pytest.mark.parametrize(
-        "chosen", [{"metric": "token_similarity", "layer": 2}, {"metric": "attention_entropy", "layer": 1, "head": 3}]
+        "chosen", [{"metric": "token_diversity", "layer": 2}, {"metric": "attention_entropy", "layer": 1, "head": 3}]
     )
     def test_is_no_point_of_a_series_of_a_layer_or_a_head(self, api, run_id, chosen):
         flip(api, 7, 689 if "head" in chosen else 657)
@@ -80,7 +80,7 @@ class TestADamagedFrame:
     @pytest.mark.both_engines
     def test_is_no_column_of_a_heat_map(self, api, run_id):
         flip(api, 7, SECOND_PAGE + 52)
-        found = api.get(f"/runs/{run_id}/heatmap", metric="token_similarity")
+        found = api.get(f"/runs/{run_id}/heatmap", metric="token_diversity")
         assert (found["step"], found["damaged"]) == ([step for step in STEPS if step != 70], 1)
         assert found["values"] == [[0.5] * 3] * 19
 
@@ -139,7 +139,7 @@ class TestADamagedFrame:
     def test_goes_into_no_chunk(self, api, store, run_id):
         flip(api, 7, SECOND_PAGE)
         assert store.settle(sizes=Sizes(segment=10, kept=0)) == 2
-        series = api.get(f"/runs/{run_id}/series", metric="token_similarity", layer=0)
+        series = api.get(f"/runs/{run_id}/series", metric="token_diversity", layer=0)
         assert (series["step"], series["damaged"]) == ([step for step in STEPS if step != 70], 1)
         assert findings(store) == (2, ["frames of attempt 1, writer w: 1 are damaged, the first is seq 7"])
 
@@ -197,7 +197,7 @@ class TestTheChecksumThatComesWithAFrame:
             ('"time":1200.0', '"time":1200.5'),
             ('"loss":201.0', '"loss":201.5'),
             ('"loss"', '"lost"'),
-            ('"token_similarity"', '"token_diversity"'),
+            ('"token_diversity"', '"token_similarity"'),
             ('"f32":"AAAAPw', '"f32":"AAAAPg'),
             ('"scalar_79":79.0', '"scalar_79":null'),
         ],

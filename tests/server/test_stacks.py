@@ -222,7 +222,7 @@ class TestReplaying:
 class TestAGlance:
     def test_names_the_worst_layer_by_its_stack(self, api):
         run_id = register(api)
-        api.send_ok(run_id, frames([0.1] * 5, [0.2, 0.9, 0.3, 0.3, 0.3], "token_similarity"))
+        api.send_ok(run_id, frames([0.9] * 5, [0.8, 0.1, 0.7, 0.7, 0.7]))
         (glance,) = api.get("/glances", run=[run_id])["glances"]
         assert (glance["worst"]["layer"], glance["worst"]["label"]) == (6, "decoder 1")
 

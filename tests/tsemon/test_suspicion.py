@@ -61,6 +61,11 @@ class TestLossWatch:
         losses = [first * math.exp(-step / 3) + loss for step, loss in enumerate(wave(1000))]
         assert [step for step, _ in noticed([*losses, *[5.0] * 9])] == [1000 + NUM_HIGH_IN_LOGS - 1]
 
+    @pytest.mark.parametrize("first", [20.0, 1e3, 1e6])
+    def test_notices_a_jump_soon_after_a_single_first_loss_that_is_far_higher(self, first):
+        losses = [first, *wave(199)]
+        assert [step for step, _ in noticed([*losses, *[4.0] * 9])] == [200 + NUM_HIGH_IN_LOGS - 1]
+
     def test_gets_used_to_jumps_where_neighboring_losses_are_alike(self):
         noise, level, losses = random.Random(0), 0.0, []
         for step in range(5000):

@@ -118,7 +118,7 @@ def failing_sign(rank, group, folder):
 
 
 def pending(rank, group, folder):
-    """Rank 0 alone knows of an alert that is pending, and zooms may cost anything. Rank 1 hears of it late, when it fires."""
+    """Rank 0 alone knows of an alert that is pending, and zooms may cost anything. Rank 1 hears of it late."""
     loop = Loop(rank, group, folder)
     alerts = [alert("a", "pending")]
     if rank == 0:

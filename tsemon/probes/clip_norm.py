@@ -11,6 +11,8 @@ from torch.nn.utils import clip_grad
 
 from tsemon.probes.hooks import CallHandle, Guard, called_around, is_transformed
 
+TRUSTED_STEPS = 16
+"""Number of times that a list of parameters is clipped until it is checked again: parameters may train from then on."""
 GIVEN_THE_NORM = "_clip_grads_with_norm_"
 """The function of (list of parameters, largest norm, norm) that `clip_grad_norm_` calls."""
 
@@ -22,6 +24,8 @@ class ClipNorm:
         self._parameters = {id(p): p for p in model.parameters()}
         self._whole: tuple[int, int] | None = None
         """Id of the first parameter, and length, of a list that had all parameters that train: most steps clip it again."""
+        self._num_trusted = 0
+        """Number of times that it was clipped since it was checked."""
         self._is_used = False
         """Whether the norm has answered `is_finite` in this step."""
         self._guard = guard
@@ -38,10 +42,15 @@ class ClipNorm:
         start = perf_counter()
         if type(norm) is Tensor and type(parameters) is list and parameters and not is_transformed():
             clipped = id(parameters[0]), len(parameters)
-            if clipped == self._whole or self._is_whole(parameters):
-                self._whole, self._norm = clipped, norm
+            if clipped == self._whole and self._num_trusted < TRUSTED_STEPS:
+                self._norm = norm
+                self._num_trusted += 1
+                self._num_clips += 1
+            elif self._is_whole(parameters):
+                self._whole, self._norm, self._num_trusted = clipped, norm, 0
                 self._num_clips += 1
             elif not self._parameters.keys().isdisjoint(map(id, parameters)):
+                self._whole = None
                 self._num_clips += 1
         self._guard.cost_s += perf_counter() - start
 

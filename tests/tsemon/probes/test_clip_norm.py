@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import utils
 from torch.nn.utils import clip_grad
 
-from tsemon.probes.clip_norm import ClipNorm
+from tsemon.probes.clip_norm import TRUSTED_STEPS, ClipNorm
 from tsemon.probes.hooks import Guard
 
 
@@ -63,6 +63,22 @@ class TestTheNorm:
         model[0].requires_grad_(False)
         utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 0.1)
         assert clip_norm.take() is not None
+
+    def test_is_no_longer_known_soon_after_other_parameters_train_or_the_kind_of_norm_changes(self, model, clip_norm):
+        model[0].requires_grad_(False)
+        parts = [*model[1].parameters()]
+        for number in range(3 * TRUSTED_STEPS):
+            if number == TRUSTED_STEPS:
+                model[0].requires_grad_(True)
+            utils.clip_grad_norm_(parts, 0.1)
+            is_known = clip_norm.take() is not None
+            assert is_known or number >= TRUSTED_STEPS
+        assert not is_known
+        for number in range(3 * TRUSTED_STEPS):
+            utils.clip_grad_norm_(model.parameters(), 0.1, norm_type=2 if number < TRUSTED_STEPS else 1)
+            is_known = clip_norm.take() is not None
+            assert is_known or number >= TRUSTED_STEPS
+        assert not is_known
 
     def test_is_not_that_of_another_model_which_is_clipped_in_the_same_step(self, model, clip_norm):
         norm, other = norm_of(model), nn.Linear(2, 2)
