@@ -191,20 +191,25 @@ class TestWhereItIsNotSeen:
         frame = loop.frame()
         assert "nonfinite" not in frame["layers"]
         assert frame["scalars"]["nonfinite_parameters"] == 0
-        assert "Look at this step's batch, the loss function" in frame["not_measured"]["nonfinite"]
+        assert f"Look at the batch of step {BROKEN_AT}, the loss function" in frame["not_measured"]["nonfinite"]
         assert "are finite" in loop.not_finite
 
-    def test_leaves_the_alert_its_advice_if_only_the_gradient_is_not_finite(self, loop):
+    def test_is_told_in_the_next_frame_if_only_the_gradient_is_not_finite(self, loop):
         loop.run(BROKEN_AT)
         loop.model.layers[-1].register_full_backward_hook(lambda _, of_inputs, of_outputs: (math.nan * of_inputs[0],))
         loop.run(5)
-        frames = loop.frames()
-        assert not any("nonfinite_parameters" in frame["scalars"] for frame in frames.values())
+        frames = loop.frames()  # the loss is finite at first, and comes one step late
+        assert [step for step, frame in frames.items() if "nonfinite_parameters" in frame["scalars"]] == [BROKEN_AT + 2]
+        after = frames[BROKEN_AT + 2]
+        assert "nonfinite" not in after["layers"]
+        assert f"Look at the batch of step {BROKEN_AT}, the loss function" in after["not_measured"]["nonfinite"]
         evaluator = Evaluator(PACK)
         state = evaluator.start()
         events = [event for view in map(as_view, frames.values()) for event in evaluator.advance(state, view)]
         alert = next(event for event in events if event.rule.name == "loss-not-finite")
-        assert "The first layer that is not finite is" in alert.advice["text"]
+        assert alert.evidence["step"] == BROKEN_AT + 2
+        assert alert.evidence["blocks"] is None
+        assert "All hidden states that tsemon saw before" in alert.advice["text"]
 
     def test_does_not_take_what_an_earlier_step_has_spread_for_the_origin(self, loop):
         loop.run(BROKEN_AT)

@@ -118,6 +118,9 @@ class Probe:
         """Known at a step at which `look_for_origin` was called."""
         self._is_late = False
         """Whether the step was armed after its pass."""
+        self._in_backward: tuple[int, str] | None = None
+        """For the next frame, if NaN began behind all hidden states while the loss was finite: the number of parameters that
+        were not finite, and the origin in words."""
         self._warn: Callable[[str], None] | None = None
         self._told = set[str]()
         """Warnings that were given."""
@@ -258,17 +261,25 @@ class Probe:
             by = (
                 f"of a separate pass over {self._held}, in eval mode and full precision," if self._is_hidden else "seen"
             )
-            text = f"{not_known} all hidden states {by} are finite. Look at this step's batch, the loss function, the "
-            text += "layers behind the blocks, the backward pass, and half precision"
+            text = (
+                f"{not_known} all hidden states {by} are finite. Look at the batch of step {step}, the loss function, "
+            )
+            text += "the layers behind the blocks, the backward pass, and half precision"
             if self._is_late:
                 del reading.layers["nonfinite"]
                 self.not_measured["nonfinite"] = text
-        num_lost = reading.scalars.get("loss_nonfinite")
-        is_loss_lost = isinstance(num_lost, float) and num_lost > 0
-        # A finite loss raises no alert that would look at this frame.
-        if nonfinite is not None and not parameters.are_most and (found or is_loss_lost):
-            reading.scalars[NONFINITE_PARAMETERS] = float(len(parameters.names))
+        if nonfinite is not None and not parameters.are_most:
+            if found or _is_loss_lost(reading):
+                reading.scalars[NONFINITE_PARAMETERS] = float(len(parameters.names))
+            else:  # no alert looks at the frame of a finite loss
+                self._in_backward = len(parameters.names), text
         self.how[ORIGIN] = f"the gradient of step {step}. {text}. Before this step, {parameters}"
+
+    def _tell_late(self, num_parameters: int, text: str, reading: Reading) -> None:
+        """Tell the origin in the frame after it: NaN has spread to all layers, so their numbers would hide it."""
+        if _is_loss_lost(reading) and reading.layers.pop("nonfinite", None) is not None:
+            reading.scalars[NONFINITE_PARAMETERS] = float(num_parameters)
+            self.not_measured["nonfinite"] = text
 
     def _place(self, entry: int) -> str:
         outputs = {block.entry: f"the output of {block.name}" for block in self._blocks}
@@ -421,6 +432,9 @@ class Probe:
         for name, part in self._parts.items():
             if part.is_wanted:
                 self._guard.run(self._finish, name, part, sums, reading)
+        in_backward, self._in_backward = self._in_backward, None
+        if in_backward is not None:
+            self._guard.run(self._tell_late, *in_backward, reading)
         if self._origin is not None:
             self._guard.run(self._tell_origin, self._origin, step, reading)
         self._guard.run(self._take_notes, reading)
@@ -768,6 +782,12 @@ class Probe:
         if self._is_gate_called:
             return f"{unseen}: it was not called, or by another method than forward; the next sample watches the first block"
         return f"neither {gate} nor its first block was called {since}, or by another method than forward"
+
+
+def _is_loss_lost(reading: Reading) -> bool:
+    """Whether a loss since the last sample was not finite."""
+    num_lost = reading.scalars.get("loss_nonfinite")
+    return isinstance(num_lost, float) and num_lost > 0
 
 
 def _changed(value: Tensor | OnHost, change: Callable[[Tensor], Tensor]) -> Tensor | OnHost:
