@@ -365,7 +365,7 @@ class Monitor:
         self._faults.warn(text)
 
     def burst(self, steps: int = 50, *, every: int = 1) -> None:
-        """Sample every `every` steps for `steps` steps, the slow tier too, whatever the budget: so that it is on record.
+        """Sample every `every` steps, or more often, for `steps` steps, the slow tier too, whatever the budget.
 
         It begins with the step after the current one. With ranks every one calls it at the same step. Raises
         InvalidArgument.

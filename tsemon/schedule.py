@@ -145,7 +145,7 @@ class Cadence:
     @property
     def _calm_gap(self) -> int:
         """Steps to the next sample if there is no zoom."""
-        return self._burst_gap if self._num_of_burst else self.gap
+        return min(self._burst_gap, self.gap) if self._num_of_burst else self.gap
 
     def _may_zoom_in(self, *, is_longer: bool = False) -> bool:
         """`is_longer`: A zoom becomes longer. This leaves room for the rest of it and for another one."""
@@ -160,7 +160,7 @@ class Cadence:
         self._num_of_zoom, self._is_follow_up = 0, False
 
     def burst(self, *, steps: int, every: int) -> None:
-        """Sample every `every` steps, all that is measured, for about `steps` steps from the next sample on."""
+        """Sample every `every` steps or more often, slow tier included, for about `steps` steps from the next sample on."""
         self._num_of_burst, self._burst_gap, self._is_follow_up = math.ceil(steps / every), every, False
 
     def next_gap(self, spent: Spent, *, has_tiers: bool = True) -> int:

@@ -219,6 +219,11 @@ class TestZoomingIn:
         assert gaps[:2] == [10, 10]
         assert gaps[2] > 10
 
+    def test_never_makes_samples_rarer(self):
+        cadence = Cadence(every=5)
+        cadence.burst(steps=1000, every=500)
+        assert sample(cadence, 0.1, 0.1) == 5
+
     def test_lasts_two_samples_longer_whenever_there_is_a_reason(self):
         cadence = Cadence(budget=BUDGET)
         settle(cadence, 0.03, 0.1, samples=400)
