@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from workload import Workload
 
 import tsemon
+from tsemon.catalogue import CATALOGUE
 
 NEVER = 10**12
 """A step that no run reaches."""
@@ -62,12 +63,14 @@ class Unsampled(Condition):
     """tsemon attached, on a step that it does not sample."""
 
     name = "unsampled"
+    measures: ClassVar[tuple[str, ...]] = ("default",)
 
     def __init__(self, work: Workload, folder: Path) -> None:
         super().__init__(work, folder)
         # With a budget, as by default, because only then losses and a gradient are watched. But no cadence decides here
         # which steps are sampled: the order of the conditions is drawn.
-        self.monitor = tsemon.attach(work.model, work.optimizer, run=self.name, budget=1e-9, spool_dir=folder)
+        options: Any = {"run": self.name, "measures": self.measures, "budget": 1e-9, "spool_dir": folder}
+        self.monitor = tsemon.attach(work.model, work.optimizer, **options)
         self.monitor._cadence.zoom_in = lambda *_, **__: False
         self.monitor.step(self.work.step())  # the first step is always sampled
         self.monitor._next_sample = NEVER
@@ -136,6 +139,14 @@ class SampledSlow(Sampled):
 
     name = "sampled, slow tier too"
     tiers = ("every", "slow")
+
+
+class SampledOnDemand(Sampled):
+    """The same with all measures on demand."""
+
+    name = "sampled, those on demand too"
+    tiers = ("every", "slow", "demand")
+    measures = ("default", *(metric.name for metric in CATALOGUE if metric.tier == "demand"))
 
 
 class NaiveHooks(Condition):

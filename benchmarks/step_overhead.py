@@ -27,13 +27,23 @@ from pathlib import Path
 
 import torch
 from cockpit_economy import CockpitEconomy
-from conditions import Condition, NaiveHooks, Sampled, SampledSlow, Unavailable, Unsampled, WandbWatch, unhooked
+from conditions import (
+    Condition,
+    NaiveHooks,
+    Sampled,
+    SampledOnDemand,
+    SampledSlow,
+    Unavailable,
+    Unsampled,
+    WandbWatch,
+    unhooked,
+)
 from figures import Row, Spent, picture
 from workload import SIZES, Workload
 
 import tsemon
 
-CONDITIONS = (Condition, Unsampled, Sampled, SampledSlow, NaiveHooks, WandbWatch, CockpitEconomy)
+CONDITIONS = (Condition, Unsampled, Sampled, SampledSlow, SampledOnDemand, NaiveHooks, WandbWatch, CockpitEconomy)
 WARM_UP = 3
 """Rounds, and samples of the cadence, that are not counted: allocators, kernels, running averages."""
 

@@ -169,6 +169,9 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for pages, figures and numbers.")] = Path("reproduction"),
     jobs: Annotated[int, typer.Option(help="Parts of experiments at a time, one thread each.", min=1)] = os.cpu_count()
     or 1,
+    seed: Annotated[
+        int, typer.Option(help="Other seeds for weights and batches. The pages in docs have 0.", min=0)
+    ] = 0,
 ) -> None:
     """Repeat the papers' experiments.
 
@@ -192,7 +195,7 @@ def reproduce(
         return
     with _raising_at_termination(), progress_bar() as (tell, progress):
         names = available() if name == "all" else [name]
-        index = run(names, out, quick=quick, jobs=jobs, tell=tell, progress=progress)
+        index = run(names, out, quick=quick, jobs=jobs, seed=seed, tell=tell, progress=progress)
     say(f"all in one table: {index}")
 
 

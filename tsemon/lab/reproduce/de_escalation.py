@@ -6,7 +6,7 @@ Axes: `L` blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from tsemon.lab.reproduce.observing import Values, forward, observe
 from tsemon.lab.reproduce.plotting import COLOURS, panels
 from tsemon.lab.reproduce.random_encoder import NUM_TOKENS, caught, random_encoder, random_tokens, twin
 from tsemon.lab.reproduce.result import Claim, Experiment, Plot, Result, Table, verdict
+from tsemon.lab.reproduce.seeds import seeds_of
 from tsemon.measures import token_diversity
 from tsemon.models import Encoder
 from tsemon.models.blocks import Place
@@ -37,18 +38,19 @@ Curves = Mapping[str, Mapping[float, Values]]
 """Of each place and tau, mean diversity of each block's output, (L,)."""
 
 
-def run(quick: bool) -> Result:
+def run(quick: bool, seed: int = 0) -> Result:
     ffn = 1024 if quick else 2048
     runs, others, critical_runs = (1, 1, 1) if quick else (20, 4, 4)
-    counts = dict(zip(PLACES.values(), (runs, others, others), strict=True))
-    curves = experiment(counts, depth=40, width=512, heads=8, ffn=ffn)
-    growth = around_critical(critical_runs, depth=40, width=512, heads=8, ffn=ffn)
+    seeds = seeds_of(seed, runs)
+    at_places = dict(zip(PLACES.values(), (seeds, seeds[:others], seeds[:others]), strict=True))
+    curves = experiment(at_places, depth=40, width=512, heads=8, ffn=ffn)
+    growth = around_critical(seeds[:critical_runs], depth=40, width=512, heads=8, ffn=ffn)
     return Result(
         settings={
             "encoder": f"that of Figure 2 with 40 blocks: n = {NUM_TOKENS}, d = 512, h = 8, alpha = 1, q = "
             f"{ffn}, X from N(0, 1)",
             "runs": f"{runs} at the block's output (the paper has 20), {others} at the two other places, "
-            f"{critical_runs} around each critical tau; weights and input from seeds counted from 0, shared by all "
+            f"{critical_runs} around each critical tau; weights and input from seeds counted from {seeds[0]}, shared by all "
             "tau, places and alpha",
             "operator": "(I - tau P) X with the mean over all tokens, tau 0, 0.1 ... 0.5",
             "dtype": "float32",
@@ -69,13 +71,13 @@ def run(quick: bool) -> Result:
 
 
 def experiment(
-    runs: Mapping[Place, int], *, taus: Sequence[float] = TAUS, depth: int, width: int, heads: int, ffn: int
+    seeds: Mapping[Place, Sequence[int]], *, taus: Sequence[float] = TAUS, depth: int, width: int, heads: int, ffn: int
 ) -> Curves:
     labels = {place: label for label, place in PLACES.items()}
     found: dict[str, dict[float, list[Values]]] = {}
-    for seed in range(max(runs.values())):
+    for seed in sorted(set().union(*seeds.values())):
         model = random_encoder(seed, depth=depth, width=width, heads=heads, ffn=ffn)
-        for place in (place for place, count in runs.items() if seed < count):
+        for place in (place for place, chosen in seeds.items() if seed in chosen):
             for tau in taus:
                 seen, after = diversity(twin(model, tau=tau, tau_at=place), seed)
                 found.setdefault(labels[place], {}).setdefault(tau, []).append(seen)
@@ -97,12 +99,12 @@ def critical(alpha: float) -> float:
     return 1 - 1 / math.sqrt(1 + alpha**2)
 
 
-def around_critical(runs: int, *, depth: int, width: int, heads: int, ffn: int) -> Table:
+def around_critical(seeds: Iterable[int], *, depth: int, width: int, heads: int, ffn: int) -> Table:
     """How fast the odds t_sim/t_div grow over the second half of the blocks, below and above the critical tau."""
     found: dict[tuple[float, float], list[Values]] = {
         (alpha, critical(alpha) + offset): [] for alpha in ALPHAS for offset in OFFSETS
     }
-    for seed in range(runs):
+    for seed in seeds:
         model = random_encoder(seed, depth=depth, width=width, heads=heads, ffn=ffn)
         for (alpha, tau), each in found.items():
             each.append(diversity(twin(model, alpha=alpha, tau=tau), seed)[0])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from tsemon.lab.reproduce.result import (
     Trial,
     verdict,
 )
+from tsemon.lab.reproduce.seeds import seeds_of
 from tsemon.lab.reproduce.training import train
 from tsemon.lab.train import standard_library_text, text_streams
 from tsemon.lab.train.schedules import constant
@@ -85,7 +86,7 @@ def full(tau: float) -> Variant:
 class Sizes:
     depths: tuple[int, ...] = (12, 48)
     taus: tuple[float, ...] = TAUS
-    num_seeds: int = 3
+    seeds: range = range(3)
     width: int = 64
     context: int = 32
     """Of a segment, and of the memory."""
@@ -127,7 +128,7 @@ class Sizes:
 
 
 QUICK = Sizes(
-    depths=(8, 24), taus=(0.3, 1.0), num_seeds=1, num_steps=72, learning_rate=2e-3, warmup=10, num_val_rows=24
+    depths=(8, 24), taus=(0.3, 1.0), seeds=range(1), num_steps=72, learning_rate=2e-3, warmup=10, num_val_rows=24
 )
 
 
@@ -151,8 +152,8 @@ class Outcome:
         return float(np.mean(self.losses[-window:]))
 
 
-def trials(quick: bool) -> dict[str, Trial]:
-    sizes = QUICK if quick else Sizes()
+def trials(quick: bool, seed: int) -> dict[str, Trial]:
+    sizes = _sizes(quick, seed)
     return {_key(*run): partial(trained, *run, sizes) for run in _runs(sizes)}
 
 
@@ -160,7 +161,7 @@ def _runs(sizes: Sizes) -> Iterator[tuple[Variant, int, int]]:
     """The deepest models first: they take the longest."""
     for depth in reversed(sizes.depths):
         for variant in sizes.variants():
-            for seed in range(sizes.num_seeds):
+            for seed in sizes.seeds:
                 yield variant, depth, seed
 
 
@@ -168,8 +169,13 @@ def _key(variant: Variant, depth: int, seed: int) -> str:
     return f"{variant}, depth {depth}, seed {seed}"
 
 
-def result(quick: bool, found: Mapping[str, Numbers]) -> Result:
+def _sizes(quick: bool, seed: int) -> Sizes:
     sizes = QUICK if quick else Sizes()
+    return replace(sizes, seeds=seeds_of(seed, len(sizes.seeds)))
+
+
+def result(quick: bool, seed: int, found: Mapping[str, Numbers]) -> Result:
+    sizes = _sizes(quick, seed)
     outcomes = Outcomes(sizes, {run: Outcome(**found[_key(*run)]) for run in _runs(sizes)})
     return Result(
         settings=settings(sizes),
@@ -245,7 +251,7 @@ class Outcomes:
 
     def over_seeds(self, variant: Variant, depth: int | None = None) -> list[Outcome]:
         depth = self.sizes.depth if depth is None else depth
-        return [self.of_run[variant, depth, seed] for seed in range(self.sizes.num_seeds)]
+        return [self.of_run[variant, depth, seed] for seed in self.sizes.seeds]
 
     def training(self, variant: Variant, depth: int | None = None) -> Spread:
         return Spread([one.training_loss(self.sizes.window) for one in self.over_seeds(variant, depth)])
@@ -409,7 +415,7 @@ def settings(sizes: Sizes) -> dict[str, Any]:
         f"{sizes.num_val_rows} segments of the {VAL_BYTES:,} bytes that follow (the paper: WikiText-103)",
         "optimizer": f"Adam, learning rate {sizes.learning_rate:g}, constant after {sizes.warmup} steps of warm-up, no "
         f"clipping; {sizes.num_steps} steps of {sizes.batch} segments (the paper: 50,000 of 40)",
-        "seeds and dtype": f"{sizes.num_seeds} for the weights, the same text for all; float32",
+        "seeds and dtype": f"{len(sizes.seeds)} for the weights, from {sizes.seeds[0]} on, the same text for all; float32",
     }
 
 

@@ -1,8 +1,7 @@
 """All experiments, in the order of the index.
 
-Each module has an EXPERIMENT, and `run(quick)`, which returns its result; `run(quick, seed)` if one draw says too little. A
-long one has `trials(quick)` instead, parts that do not depend on each other, and `result(quick, found)`, which takes the
-numbers of each trial.
+Each module has an EXPERIMENT, and `run(quick, seed)`, which returns its result. A long one has `trials(quick, seed)`
+instead, parts that do not depend on each other, and `result(quick, seed, found)`, which takes the numbers of each trial.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tsemon.lab.reproduce import (
     value_residual_82m,
 )
 from tsemon.lab.reproduce.result import Experiment, Numbers, Result, Trial
-from tsemon.lab.reproduce.seeds import numbers_of, over_seeds
+from tsemon.lab.reproduce.seeds import numbers_of, over_seeds, seeds_of
 
 MODULES: tuple[ModuleType, ...] = (
     bert,
@@ -57,24 +56,28 @@ def module_of(name: str) -> ModuleType:
     return next(module for module in MODULES if name == module.EXPERIMENT.name)
 
 
-def trials_of(name: str, quick: bool) -> Mapping[str, Trial]:
-    """The trials of an experiment; none if it runs as a whole. Seed 0 is no trial: the page has its plots."""
+def trials_of(name: str, quick: bool, seed: int) -> Mapping[str, Trial]:
+    """The trials of an experiment; none if it runs as a whole. The first seed is no trial: the page has its plots."""
     module = module_of(name)
     if hasattr(module, "trials"):
-        found: Mapping[str, Trial] = module.trials(quick)
+        found: Mapping[str, Trial] = module.trials(quick, seed)
         return found
-    seeds = range(1, 1 if quick else module.EXPERIMENT.num_seeds)
-    return {f"seed {seed}": partial(_of_seed, name, quick, seed) for seed in seeds}
+    return {f"seed {one}": partial(_of_seed, name, quick, one) for one in _seeds(module, quick, seed)[1:]}
 
 
-def result_of(name: str, quick: bool, found: Mapping[str, Numbers]) -> Result:
+def result_of(name: str, quick: bool, seed: int, found: Mapping[str, Numbers]) -> Result:
     """The result of an experiment, whose trials have found these numbers."""
     module = module_of(name)
     if hasattr(module, "trials"):
-        result: Result = module.result(quick, found)
+        result: Result = module.result(quick, seed, found)
         return result
-    first: Result = module.run(quick)
-    return over_seeds(first, list(found.values())) if module.EXPERIMENT.num_seeds > 1 else first
+    start = _seeds(module, quick, seed)[0]
+    first: Result = module.run(quick, start)
+    return over_seeds(first, list(found.values()), start) if module.EXPERIMENT.num_seeds > 1 else first
+
+
+def _seeds(module: ModuleType, quick: bool, seed: int) -> range:
+    return seeds_of(seed, 1 if quick else module.EXPERIMENT.num_seeds)
 
 
 def _of_seed(name: str, quick: bool, seed: int) -> Numbers:

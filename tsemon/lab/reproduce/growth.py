@@ -80,7 +80,7 @@ class Sizes:
     learning_rate: float = 1e-3
     adafactor_rate: float = 1e-2
     every: int = 10
-    num_seeds: int = 3
+    seeds: range = range(3)
     num_grid_steps: int = 200
     rates: tuple[float, ...] = (1e-4, 1e-3, 3e-3)
     decays: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0)
@@ -96,7 +96,7 @@ class Sizes:
         return (self.context - 1) / 2
 
     def setups(self) -> Iterator[Setup]:
-        for seed in range(self.num_seeds):
+        for seed in self.seeds:
             for block in BLOCKS:
                 for rule in ("constant", "inverse sqrt"):
                     yield Setup(block=block, rule=rule, seed=seed)
@@ -127,7 +127,7 @@ QUICK = Sizes(
     num_steps=200,
     hold=25,
     every=4,
-    num_seeds=1,
+    seeds=range(1),
     num_grid_steps=50,
     rates=(1e-3,),
     decays=(1e-2, 10.0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from tsemon.lab.reproduce.growth import (
 from tsemon.lab.reproduce.observing import Values
 from tsemon.lab.reproduce.plotting import COLOURS, panels
 from tsemon.lab.reproduce.result import OURS, Claim, Experiment, Numbers, Plot, Result, Spread, Table, Trial, verdict
+from tsemon.lab.reproduce.seeds import seeds_of
 
 EXPERIMENT = Experiment(
     name="norm-growth",
@@ -53,8 +54,8 @@ RAPID = 32.0
 """A cosine that is above 0.9 from this factor on approaches 1 rapidly."""
 
 
-def trials(quick: bool) -> dict[str, Trial]:
-    sizes = QUICK if quick else Sizes()
+def trials(quick: bool, seed: int) -> dict[str, Trial]:
+    sizes = _sizes(quick, seed)
     found: dict[str, Trial] = {str(setup): partial(grown, setup, sizes) for setup in sizes.setups()}
     for block, seed in _pairs(sizes):
         found[_homogeneous(block, seed)] = partial(homogeneity, block, seed, sizes)
@@ -64,11 +65,11 @@ def trials(quick: bool) -> dict[str, Trial]:
 
 
 def _pairs(sizes: Sizes) -> Iterator[tuple[str, int]]:
-    return ((block, seed) for block in (*PRINTED, "pre-norm") for seed in range(sizes.num_seeds))
+    return ((block, seed) for block in (*PRINTED, "pre-norm") for seed in sizes.seeds)
 
 
 def _grid(sizes: Sizes) -> Iterator[tuple[float, float, int]]:
-    return ((r, decay, seed) for r in sizes.rates for decay in sizes.decays for seed in range(sizes.num_seeds))
+    return ((r, decay, seed) for r in sizes.rates for decay in sizes.decays for seed in sizes.seeds)
 
 
 def _homogeneous(block: str, seed: int) -> str:
@@ -79,8 +80,13 @@ def _cell(rate: float, decay: float, seed: int) -> str:
     return f"rate {rate:g}, decay {decay:g}, seed {seed}"
 
 
-def result(quick: bool, found: Mapping[str, Numbers]) -> Result:
+def _sizes(quick: bool, seed: int) -> Sizes:
     sizes = QUICK if quick else Sizes()
+    return replace(sizes, seeds=seeds_of(seed, len(sizes.seeds)))
+
+
+def result(quick: bool, seed: int, found: Mapping[str, Numbers]) -> Result:
+    sizes = _sizes(quick, seed)
     runs = Runs(
         sizes=sizes,
         of_setup={setup: Grown(**found[str(setup)]) for setup in sizes.setups()},
@@ -115,7 +121,7 @@ class Runs:
     """Growth by rate, weight decay and seed."""
 
     def over_seeds(self, block: str, rule: str) -> list[Grown]:
-        return [self.of_setup[Setup(block=block, rule=rule, seed=seed)] for seed in range(self.sizes.num_seeds)]
+        return [self.of_setup[Setup(block=block, rule=rule, seed=seed)] for seed in self.sizes.seeds]
 
     def spread(self, of: Callable[[Grown], float], block: str, rule: str) -> Spread:
         return Spread([of(run) for run in self.over_seeds(block, rule)])
@@ -127,11 +133,11 @@ class Runs:
 
     def curve(self, block: str, name: str) -> Values:
         """Mean over seeds."""
-        curves = [self.curves[block, seed][name] for seed in range(self.sizes.num_seeds)]
+        curves = [self.curves[block, seed][name] for seed in self.sizes.seeds]
         return np.asarray(np.mean(curves, axis=0))
 
     def cell(self, rate: float, decay: float) -> Spread:
-        return Spread([self.grid[rate, decay, seed] for seed in range(self.sizes.num_seeds)])
+        return Spread([self.grid[rate, decay, seed] for seed in self.sizes.seeds])
 
 
 def claims(runs: Runs) -> list[Claim]:
@@ -340,7 +346,7 @@ def listed_by(curves: Mapping[str, Values], at: int, blocks: Iterable[str]) -> s
 def drawn(panel: Axes, runs: Runs, x: Callable[[Grown], Any], y: Callable[[Grown], Any]) -> None:
     """The first seed of each block and schedule."""
     for setup, run in runs.of_setup.items():
-        if setup.seed == 0:
+        if setup.seed == runs.sizes.seeds[0]:
             style = {"constant": "-", "inverse sqrt": "--"}.get(setup.rule, ":")
             colour = COLOURS[list(BLOCKS).index(setup.block)]
             panel.plot(x(run), y(run), style, color=colour, label=f"{setup.block}, {setup.rule}")
@@ -466,7 +472,7 @@ def attended_table(runs: Runs) -> Table:
         rows=[
             (setup.block, setup.rule, listed(run.attended), listed(run.attended_unscaled))
             for setup, run in runs.of_setup.items()
-            if setup.seed == 0
+            if setup.seed == runs.sizes.seeds[0]
         ],
     )
 
@@ -494,7 +500,7 @@ def settings(sizes: Sizes) -> dict[str, Any]:
         "agrees": f"exponents within 0.15 of 1/2; the largest alignment within a factor of 2 of {ALIGNED:g}, and the last "
         f"one below half of it; Assumption 1 within {ASSUMED:.0%}; a saturation above 0.98 is 1.00; a "
         f"tenth of the heads is a mode; curves of Figure 4 above 0.9 at c = {RAPID:g}, and less than {ALIKE:g} apart",
-        "seeds and dtype": f"{sizes.num_seeds} for weights and batches; float32",
+        "seeds and dtype": f"{len(sizes.seeds)} for weights and batches, from {sizes.seeds[0]} on; float32",
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,7 @@ from tsemon.lab.reproduce.result import (
     Trial,
     verdict,
 )
+from tsemon.lab.reproduce.seeds import seeds_of
 from tsemon.lab.train.images import digits
 from tsemon.lab.train.text import standard_library_text
 from tsemon.models import ReparameterisationConfig, ReparameterisedAttention
@@ -86,18 +88,24 @@ MOST, FEW = 0.9, 0.1
 """Shares of layers that count as all and as none."""
 
 FULL = Sizes()
-QUICK = Sizes(width=48, depths=(12,), num_seeds=1, steps=100, num_pairs=23, repeating_seeds=5, text_depth=4)
+QUICK = Sizes(width=48, depths=(12,), seeds=range(1), steps=100, num_pairs=23, repeating_seeds=range(5), text_depth=4)
 
 
-def trials(quick: bool) -> dict[str, Trial]:
-    sizes = QUICK if quick else FULL
+def trials(quick: bool, seed: int) -> dict[str, Trial]:
+    sizes = _sizes(quick, seed)
     return {str(setup): partial(train_one, setup, sizes) for setup in setups(sizes)}
 
 
-def result(quick: bool, found: Mapping[str, Numbers]) -> Result:
+def _sizes(quick: bool, seed: int) -> Sizes:
     sizes = QUICK if quick else FULL
+    seeds, repeating = (seeds_of(seed, len(every)) for every in (sizes.seeds, sizes.repeating_seeds))
+    return replace(sizes, seeds=seeds, repeating_seeds=repeating)
+
+
+def result(quick: bool, seed: int, found: Mapping[str, Numbers]) -> Result:
+    sizes = _sizes(quick, seed)
     models = Models({setup: Trained(**found[str(setup)]) for setup in setups(sizes)}, sizes.depths[0])
-    pairs = random_pairs(sizes.num_pairs)
+    pairs = random_pairs(sizes.num_pairs, seed=seed)
     repeating = repeating_curves(sizes.repeating_seeds)
     return Result(
         settings={
@@ -115,9 +123,10 @@ def result(quick: bool, found: Mapping[str, Numbers]) -> Result:
             f"the opposite is at most {2 * FEW:g} or at least {1 - 2 * FEW:g}",
             "measured on": f"{len(digits().val_images)} digits or 64 sequences, not trained on; means over these",
             "repeating models": f"depth {REPEATING['depth']}, width {REPEATING['width']}, {REPEATING['num_tokens']} tokens "
-            f"from N(0, 1), 8 sequences, geometric mean over {sizes.repeating_seeds} seeds; the paper does not tell them",
+            f"from N(0, 1), 8 sequences, geometric mean over {len(sizes.repeating_seeds)} seeds; the paper does not tell "
+            "them",
             "pairs": f"{sizes.num_pairs} A and H of each of nine kinds, 8 tokens, width 8, 2^{DOUBLINGS} layers, float64",
-            "seeds": f"{sizes.num_seeds} for weights and batches; 0 for pairs",
+            "seeds": f"{len(sizes.seeds)} for weights and batches, from {sizes.seeds[0]} on; {seed} for pairs",
             "dtype": "float32 but for the pairs",
         },
         claims=[

@@ -5,7 +5,7 @@ Axes: `B` batch, `T` tokens, `D` width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,14 +34,14 @@ NORMS: Mapping[str, Mapping[str, Any]] = {
 
 
 def repeating_curve(
-    kind: Reparameterisation, norm: str, matrices: str, *, depth: int, width: int, num_tokens: int, num_seeds: int
+    kind: Reparameterisation, norm: str, matrices: str, *, depth: int, width: int, num_tokens: int, seeds: Sequence[int]
 ) -> Values:
     """HFC/LFC of a repeating model after 0 to `depth` layers, the geometric mean over seeds.
 
     Symmetric ones have eigenvalues of H all over their range; the others, which start as trained models do, many zeros.
     """
     curves = []
-    for seed in range(num_seeds):
+    for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         model = RepeatingTransformer(
@@ -64,9 +64,9 @@ Curves = Mapping[tuple[str, str, str], Values]
 """HFC/LFC over depth, by matrices, kind of weights and norm."""
 
 
-def repeating_curves(num_seeds: int) -> Curves:
+def repeating_curves(seeds: Sequence[int]) -> Curves:
     return {
-        (matrices, kind, norm): repeating_curve(kind, norm, matrices, num_seeds=num_seeds, **REPEATING)
+        (matrices, kind, norm): repeating_curve(kind, norm, matrices, seeds=seeds, **REPEATING)
         for matrices in MATRICES
         for kind in KINDS
         for norm in NORMS

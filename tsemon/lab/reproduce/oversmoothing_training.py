@@ -53,12 +53,12 @@ class Sizes:
     text_depth: int = 16
     """Crammed BERT's."""
     context: int = 64
-    num_seeds: int = 3
+    seeds: range = range(3)
     steps: int = 300
     batch_size: int = 32
     num_pairs: int = 67
     """Of A and H, of each of the nine kinds."""
-    repeating_seeds: int = 10
+    repeating_seeds: range = range(10)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +85,9 @@ def setups(sizes: Sizes) -> Iterator[Setup]:
     for depth, norm_affine in (*((depth, True) for depth in reversed(sizes.depths)), (sizes.depths[0], False)):
         for kind in KINDS:
             for projection in (PRINTED,) if kind == "original" else (PRINTED, READING):
-                for seed in range(sizes.num_seeds):
+                for seed in sizes.seeds:
                     yield Setup(kind=kind, depth=depth, projection=projection, norm_affine=norm_affine, seed=seed)
-    for kind, seed in itertools.product(KINDS, range(sizes.num_seeds)):
+    for kind, seed in itertools.product(KINDS, sizes.seeds):
         yield Setup(kind=kind, depth=sizes.text_depth, data="text", seed=seed)
 
 

@@ -17,6 +17,7 @@ from tsemon.lab.reproduce.observing import Frame, Values, forward, observe
 from tsemon.lab.reproduce.plotting import panels
 from tsemon.lab.reproduce.random_encoder import NUM_TOKENS, caught, head_mix, random_encoder, random_tokens
 from tsemon.lab.reproduce.result import Claim, Experiment, Plot, Result, Table, verdict
+from tsemon.lab.reproduce.seeds import seeds_of
 from tsemon.models import Encoder
 
 EXPERIMENT = Experiment(
@@ -45,7 +46,7 @@ def run(quick: bool, seed: int = 0) -> Result:
 
     runs = 2 if quick else 10
     llama, qwen2 = ((512, 1024), (512,)) if quick else ((512, 1024, 2048, 4096), (512, 1024, 2048))
-    encoded = encoders(range(seed * runs, (seed + 1) * runs), depth=DEPTH, width=512, heads=8, ffn=2048)
+    encoded = encoders(seeds_of(seed, runs), depth=DEPTH, width=512, heads=8, ffn=2048)
     configs = [*(sized(LlamaConfig, width) for width in llama), *(sized(Qwen2Config, width) for width in qwen2)]
     decoded = {f"{config.model_type} {config.hidden_size}": decoder(config, DEPTH, seed) for config in configs}
     return Result(

@@ -32,7 +32,7 @@ class Experiment:
     source: str
     """Paper and figure."""
     num_seeds: int = 1
-    """How often it is run in full, if its seed is an argument of `run`."""
+    """How often `run` is repeated with other seeds, unless it is quick."""
     needs_gpu: bool = False
     chosen_by: str = ""
     """Environment variable, and what it chooses."""
@@ -49,6 +49,8 @@ class Claim:
     agrees: Verdict
     reading: str = ""
     """Figures of the experiment as we read it, if that differs."""
+    is_stable: bool = True
+    """Whether quick runs give the verdict of the full one with each of three seeds."""
 
 
 def verdict(*conditions: bool) -> Verdict:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from multiprocessing import active_children, get_context
 from pathlib import Path
 
@@ -32,13 +32,14 @@ def reproduce(
     *,
     quick: bool,
     jobs: int,
+    seed: int = 0,
     tell: Callable[[str], None] = print,
     progress: Progress = lambda done, total: None,
 ) -> Path:
     """Run these experiments, `jobs` parts of them at a time, each in a process with one thread, and write their pages.
 
     The numbers of each trial are kept in `folder/.trials` until its page is written: an interrupted run of the same code
-    can continue.
+    can continue. Each `seed` stands for seeds of its own.
     Returns the path of the index. Raises InvalidArgument for an unknown name and for a folder that cannot be made; an
     error in an experiment is raised when all others are done.
     """
@@ -50,12 +51,20 @@ def reproduce(
     except OSError as refused:
         raise InvalidArgument(f"expected a folder to write pages to, got {folder}: {refused.strerror}") from refused
     names = list(dict.fromkeys(names))
-    work = _Work(names, folder, quick)
+    work = _Work(names, folder, quick, seed)
     others = active_children()
     tell(f"{work.describe()}, {jobs} at a time")
     with ProcessPoolExecutor(max_workers=jobs, mp_context=get_context("spawn")) as pool:
         try:
-            failed = _run_all(pool, names, work, folder, quick, tell, progress)
+            failed = _run_all(
+                pool,
+                names,
+                work,
+                partial(run_trial, folder=folder, quick=quick, seed=seed),
+                partial(run, folder=folder, quick=quick, seed=seed),
+                tell,
+                progress,
+            )
         except BaseException:  # Ctrl-C, for one: the pool would first run everything that waits
             for worker in active_children():
                 if worker not in others:
@@ -71,15 +80,15 @@ def _run_all(
     pool: ProcessPoolExecutor,
     names: Collection[str],
     work: _Work,
-    folder: Path,
-    quick: bool,
+    run_trial: Callable[[str, str], None],
+    run: Callable[[str], Path],
     tell: Callable[[str], None],
     progress: Progress,
 ) -> BaseException | None:
     """Returns the first error."""
     failed: BaseException | None = None
-    running = {pool.submit(run_trial, name, key, folder, quick=quick): (name, key) for name, key in work.missing()}
-    pages = {pool.submit(run, name, folder, quick=quick): name for name in names if work.is_ready(name)}
+    running = {pool.submit(run_trial, name, key): (name, key) for name, key in work.missing()}
+    pages = {pool.submit(run, name): name for name in names if work.is_ready(name)}
     progress(*work.progress)
     for trial in as_completed(running):
         name, key = running[trial]
@@ -90,7 +99,7 @@ def _run_all(
         work.finish(name, key)
         progress(*work.progress)
         if work.is_ready(name):
-            pages[pool.submit(run, name, folder, quick=quick)] = name
+            pages[pool.submit(run, name)] = name
     for page in as_completed(pages):
         if (error := page.exception()) is None:
             tell(f"{pages[page]}: {page.result()}")
@@ -105,10 +114,11 @@ def _run_all(
 class _Work:
     """The trials of some experiments, and which of them are done."""
 
-    def __init__(self, names: Collection[str], folder: Path, quick: bool) -> None:
-        every = {name: list(trials_of(name, quick)) for name in names}
+    def __init__(self, names: Collection[str], folder: Path, quick: bool, seed: int) -> None:
+        every = {name: list(trials_of(name, quick, seed)) for name in names}
         self._missing = {
-            name: [key for key in keys if not _kept(folder, name, key, quick).exists()] for name, keys in every.items()
+            name: [key for key in keys if not _kept(folder, name, key, quick, seed).exists()]
+            for name, keys in every.items()
         }
         self._num_trials = sum(map(len, every.values()))
         self.num_pages = 0
@@ -133,12 +143,12 @@ class _Work:
         return f"{total} parts to run" + (f", {num_known} of them known from an earlier run" if num_known else "")
 
 
-def run_trial(name: str, key: str, folder: Path, *, quick: bool) -> None:
+def run_trial(name: str, key: str, folder: Path, *, quick: bool, seed: int = 0) -> None:
     """One trial, here. Its numbers are kept for the page."""
     _prepare()
     start = time.perf_counter()
-    numbers = trials_of(name, quick)[key]()
-    path = _kept(folder, name, key, quick)
+    numbers = trials_of(name, quick, seed)[key]()
+    path = _kept(folder, name, key, quick, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Renamed when it is whole: an interrupted run must not leave half of it.
     part = path.with_suffix(".part")
@@ -146,21 +156,20 @@ def run_trial(name: str, key: str, folder: Path, *, quick: bool) -> None:
     part.replace(path)
 
 
-def run(name: str, folder: Path, *, quick: bool) -> Path:
+def run(name: str, folder: Path, *, quick: bool, seed: int = 0) -> Path:
     """One experiment, here, with the trials that are not known yet. Returns the path of its page."""
     _prepare()
-    keys = list(trials_of(name, quick))
-    for key in keys:
-        if not _kept(folder, name, key, quick).exists():
-            run_trial(name, key, folder, quick=quick)
+    kept = {key: _kept(folder, name, key, quick, seed) for key in trials_of(name, quick, seed)}
+    for key, path in kept.items():
+        if not path.exists():
+            run_trial(name, key, folder, quick=quick, seed=seed)
     start = time.perf_counter()
-    kept = {key: json.loads(_kept(folder, name, key, quick).read_text()) for key in keys}
-    found = {key: body["numbers"] for key, body in kept.items()}
-    result = result_of(name, quick, found)
-    seconds = time.perf_counter() - start + sum(body["seconds"] for body in kept.values())
-    page = write(result, EXPERIMENTS[name], folder, quick=quick, seconds=seconds)
-    if keys:
-        shutil.rmtree(_kept(folder, name, keys[0], quick).parent)
+    found = {key: json.loads(path.read_text()) for key, path in kept.items()}
+    result = result_of(name, quick, seed, {key: body["numbers"] for key, body in found.items()})
+    seconds = time.perf_counter() - start + sum(body["seconds"] for body in found.values())
+    page = write(result, EXPERIMENTS[name], folder, quick=quick, seed=seed, seconds=seconds)
+    if kept:
+        shutil.rmtree(next(iter(kept.values())).parent)
         with suppress(OSError):  # trials of another experiment are in it
             (folder / ".trials").rmdir()
     return page
@@ -173,8 +182,8 @@ def _prepare() -> None:
     torch.manual_seed(0)
 
 
-def _kept(folder: Path, name: str, key: str, quick: bool) -> Path:
-    size = "-quick" if quick else ""
+def _kept(folder: Path, name: str, key: str, quick: bool, seed: int) -> Path:
+    size = ("-quick" if quick else "") + (f"-{seed}" if seed else "")
     return folder / ".trials" / f"{name}{size}-{_code()}" / f"{key}.json"
 
 

@@ -40,14 +40,14 @@ SIZES = Sizes(
 )
 
 
-def run(quick: bool) -> Result:
+def run(quick: bool, seed: int = 0) -> Result:
     if not torch.cuda.is_available():
         raise MissingDevice(
             f"{EXPERIMENT.name} trains four models of 82M parameters, on the text that TSEMON_TEXT names if it is "
             "set, and needs a CUDA GPU, which is not there; "
             "`tsemon reproduce value-residual` does the same in small on a CPU"
         )
-    return run_82m(SIZES, TEXT_BYTES // 10 if quick else TEXT_BYTES)
+    return run_82m(replace(SIZES, seeds=range(seed, seed + 1)), TEXT_BYTES // 10 if quick else TEXT_BYTES)
 
 
 def run_82m(sizes: Sizes, text_bytes: int, *, num_val: int = 8) -> Result:

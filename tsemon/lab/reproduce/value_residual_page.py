@@ -35,7 +35,8 @@ def result(runs: Runs, sizes: Sizes, data: str, others: Sequence[tuple[Sizes, Ru
             f"of warm-up, then a cosine to 10 % at step {sizes.steps}; the paper: 10,000 steps of 2M tokens",
             "batch": f"{sizes.batch_size} x {context} tokens, random windows of the text, the same for all models of a seed",
             "dtype": str(sizes.precision).removeprefix("torch."),
-            "seeds": f"{sizes.num_seeds} for weights and batches; all models of a seed start from the same weights",
+            "seeds": f"{len(sizes.seeds)} for weights and batches, from {sizes.seeds[0]} on; all models of a seed "
+            "start from the same weights",
             "relative loss": f"mean of the last {sizes.window} steps, less the vanilla model's with the same seed",
         },
         claims=[

@@ -56,7 +56,7 @@ class Sizes:
     learning_rate: float = 6e-4
     window: int = 100
     """Steps over which losses are averaged."""
-    num_seeds: int = 1
+    seeds: range = range(1)
     device: str = "cpu"
     precision: torch.dtype = torch.float32
     compiled: bool = False
@@ -143,10 +143,7 @@ def with_bos(batches: Iterable[Batch], bos: int) -> Iterator[Batch]:
 def train_all(sizes: Sizes, text: Tensor, *, num_val: int = 32) -> Runs:
     """Each rule with each seed."""
     return Runs(
-        [
-            {rule: train(rule, seed, sizes, text, num_val=num_val) for rule in sizes.steps_of}
-            for seed in range(sizes.num_seeds)
-        ]
+        [{rule: train(rule, seed, sizes, text, num_val=num_val) for rule in sizes.steps_of} for seed in sizes.seeds]
     )
 
 

@@ -39,7 +39,7 @@ class TestDiversity:
 
 class TestExperiment:
     def test_averages_as_many_runs_as_each_place_has(self):
-        curves = experiment({"output": 2, "attention": 1}, taus=[0.4], **SIZES)
+        curves = experiment({"output": range(2), "attention": range(1)}, taus=[0.4], **SIZES)
         runs = [diversity(twin(random_encoder(seed, **SIZES), tau=0.4), seed) for seed in (0, 1)]
         assert np.array_equal(curves["after the block's last norm"][0.4], np.mean([run[0] for run in runs], axis=0))
         assert np.array_equal(curves[AFTER][0.4], np.mean([run[1] for run in runs], axis=0))
@@ -56,7 +56,7 @@ class TestCritical:
 class TestAroundCritical:
     @pytest.fixture(scope="class")
     def rows(self):
-        return around_critical(1, **SIZES).rows
+        return around_critical(range(1), **SIZES).rows
 
     def test_expects_growth_below_it_alone(self, rows):
         assert len(rows) == len(ALPHAS) * len(OFFSETS)

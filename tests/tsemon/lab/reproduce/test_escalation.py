@@ -58,12 +58,12 @@ class TestTrial:
 
 class TestExperiment:
     def test_stacks_trials_of_three_variants_that_share_their_weights(self):
-        full, by_width, causal = experiment(2, **SIZES)
+        full, by_width, causal = experiment(range(2), **SIZES)
         blocks = {name: 1 if name in (WITHOUT_BIASES, WITHOUT_RELU) else 3 for name in full}
         assert {name: values.shape for name, values in full.items()} == {name: (2, n) for name, n in blocks.items()}
         assert (by_width["delta"] < 0.7 * full["delta"]).all()  # scores half as large
         assert (causal["delta"] > 1).all()  # of uniform causal attention of 64 tokens 1.235
 
     def test_repeats_itself(self):
-        first, second = (experiment(1, **SIZES)[0] for _ in range(2))
+        first, second = (experiment(range(1), **SIZES)[0] for _ in range(2))
         assert all(np.array_equal(first[name], second[name]) for name in first)

@@ -19,7 +19,7 @@ TINY = growth.Sizes(
     num_steps=24,
     hold=6,
     every=2,
-    num_seeds=1,
+    seeds=range(1),
     num_grid_steps=4,
     rates=(1e-3,),
     decays=(0.01, 100.0),
@@ -168,16 +168,16 @@ class TestTheSchedule:
 class TestThePage:
     def test_has_all_claims_and_tables(self, monkeypatch):
         monkeypatch.setattr(norm_growth, "QUICK", TINY)
-        trials = norm_growth.trials(quick=True)
+        trials = norm_growth.trials(quick=True, seed=0)
         assert len(trials) == 9 + 3 + 2
         found = {name: json.loads(json.dumps(trial())) for name, trial in trials.items()}
-        result = norm_growth.result(True, found)
+        result = norm_growth.result(True, 0, found)
         assert len(result.claims) == 14
         assert [len(table.rows) for table in result.tables] == [9, 9, 2, 9]
         assert all(plot.figure.axes for plot in result.plots.values())
 
 
-SIZES = growth.Sizes(num_seeds=2)
+SIZES = growth.Sizes(seeds=range(2))
 STEPS = list(range(0, 400, 10))
 RISING, FALLING = np.linspace(0, 0.2, len(STEPS)).tolist(), np.linspace(0.2, 0, len(STEPS)).tolist()
 

@@ -45,8 +45,8 @@ from tsemon.lab.reproduce.result import NOT_TESTABLE, OURS
 from tsemon.lab.train.images import digits
 from tsemon.measures import hfc_lfc
 
-SIZES = Sizes(width=24, depths=(2,), text_depth=3, context=16, num_seeds=2, steps=10, batch_size=8)
-REPEATED = {"depth": 12, "width": 16, "num_tokens": 8, "num_seeds": 2}
+SIZES = Sizes(width=24, depths=(2,), text_depth=3, context=16, seeds=range(2), steps=10, batch_size=8)
+REPEATED = {"depth": 12, "width": 16, "num_tokens": 8, "seeds": range(2)}
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +120,11 @@ class TestTraining:
         for quick in (True, False):
             sizes = oversmoothing.QUICK if quick else oversmoothing.FULL
             assert (
-                len(oversmoothing.trials(quick))
+                len(oversmoothing.trials(quick, 0))
                 == len([*setups(sizes)])
-                == sizes.num_seeds * (5 * (len(sizes.depths) + 1) + 3)
+                == len(sizes.seeds) * (5 * (len(sizes.depths) + 1) + 3)
             )
-        assert oversmoothing.FULL.num_seeds >= 3
+        assert len(oversmoothing.FULL.seeds) >= 3
         assert oversmoothing.FULL.depths == (12, 24, 48)
 
 

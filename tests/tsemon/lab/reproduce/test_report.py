@@ -77,6 +77,13 @@ class TestAPageWithReadings:
         assert f"| It floats | for 1 s | for 2 s | {NOT_TESTABLE} |" in lines
 
 
+class TestAPageOfAnUnstableVerdict:
+    def test_says_so(self, result, tmp_path):
+        claim = Claim(paper="It floats", seen="for 1 s", agrees="in part", is_stable=False)
+        page = write(replace(result, claims=[claim]), EXPERIMENT, tmp_path, quick=True, seconds=2.4)
+        assert "| It floats | for 1 s | in part (unstable) |" in page.read_text().splitlines()
+
+
 class TestTheMachine:
     @pytest.mark.parametrize(("needs_gpu", "device"), [(False, "CPU ("), (True, "A GPU, ")])
     def test_is_the_gpu_only_where_the_experiment_runs_on_it(self, result, tmp_path, monkeypatch, needs_gpu, device):

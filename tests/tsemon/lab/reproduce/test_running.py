@@ -27,13 +27,13 @@ def module(monkeypatch, runs):
         runs.append(height)
         return {"heights": [height, 0.1 * height]}
 
-    def result(quick, found):
+    def result(quick, seed, found):
         figure, _ = panels("height")
         heights = Spread([found[key]["heights"][1] for key in ("low", "high")])
         claims = [Claim(paper="How far?", seen=str(heights), agrees=OURS)]
         return Result(settings={}, claims=claims, plots={"height": Plot(figure=figure, caption="Height.")})
 
-    made.trials = lambda quick: {"low": lambda: trial(1.0), "high": lambda: trial(3.0)}
+    made.trials = lambda quick, seed: {"low": lambda: trial(seed + 1.0), "high": lambda: trial(seed + 3.0)}
     made.result = result
     monkeypatch.setattr(experiments, "MODULES", (made,))
     monkeypatch.setattr(running, "EXPERIMENTS", {"falling": made.EXPERIMENT})
@@ -50,7 +50,7 @@ class TestAnExperimentOfTrials:
     def test_goes_on_where_it_was_interrupted(self, module, runs, tmp_path):
         running.run_trial("falling", "low", tmp_path, quick=True)
         assert (
-            running._Work(["falling"], tmp_path, True).describe()
+            running._Work(["falling"], tmp_path, True, 0).describe()
             == "3 parts to run, 1 of them known from an earlier run"
         )
         running.run("falling", tmp_path, quick=True)
@@ -58,18 +58,24 @@ class TestAnExperimentOfTrials:
 
     def test_of_another_size_starts_anew(self, module, runs, tmp_path):
         running.run_trial("falling", "low", tmp_path, quick=True)
-        assert running._Work(["falling"], tmp_path, False).missing() == [("falling", "low"), ("falling", "high")]
+        assert running._Work(["falling"], tmp_path, False, 0).missing() == [("falling", "low"), ("falling", "high")]
+
+    def test_of_another_seed_starts_anew(self, module, runs, tmp_path):
+        running.run_trial("falling", "low", tmp_path, quick=True)
+        page = running.run("falling", tmp_path, quick=True, seed=4).read_text()
+        assert runs == [1.0, 5.0, 7.0]
+        assert "`tsemon reproduce falling --quick --seed 4`" in page
 
     def test_of_other_code_starts_anew(self, module, runs, tmp_path, monkeypatch):
         running.run_trial("falling", "low", tmp_path, quick=True)
         monkeypatch.setattr(running, "_code", lambda: "changed")
-        assert running._Work(["falling"], tmp_path, True).missing() == [("falling", "low"), ("falling", "high")]
+        assert running._Work(["falling"], tmp_path, True, 0).missing() == [("falling", "low"), ("falling", "high")]
 
     def test_keeps_no_half_of_a_trial(self, module, tmp_path, monkeypatch):
         monkeypatch.setattr(json, "dumps", lambda value: sys.exit("interrupted"))
         with pytest.raises(SystemExit):
             running.run_trial("falling", "low", tmp_path, quick=True)
-        assert running._Work(["falling"], tmp_path, True).missing() == [("falling", "low"), ("falling", "high")]
+        assert running._Work(["falling"], tmp_path, True, 0).missing() == [("falling", "low"), ("falling", "high")]
 
 
 class TestAnExperimentOfSeeds:
@@ -89,12 +95,18 @@ class TestAnExperimentOfSeeds:
         monkeypatch.setattr(running, "EXPERIMENTS", {"drawn": made.EXPERIMENT})
 
     def test_has_a_page_with_the_mean_of_all(self, drawn, tmp_path):
-        assert running._Work(["drawn"], tmp_path, False).missing() == [("drawn", "seed 1"), ("drawn", "seed 2")]
+        assert running._Work(["drawn"], tmp_path, False, 0).missing() == [("drawn", "seed 1"), ("drawn", "seed 2")]
         page = running.run("drawn", tmp_path, quick=False)
         assert "| What falls? | 2.0 ± 1.0 points | yes |" in page.read_text().splitlines()
 
+    def test_has_seeds_of_its_own_with_another_seed(self, drawn, tmp_path):
+        assert running._Work(["drawn"], tmp_path, False, 1).missing() == [("drawn", "seed 4"), ("drawn", "seed 5")]
+        page = running.run("drawn", tmp_path, quick=False, seed=1).read_text()
+        assert "| What falls? | 5.0 ± 1.0 points | yes |" in page.splitlines()
+        assert "- seeds: 3 to 5; plots and tables are of seed 3" in page
+
     def test_has_one_seed_if_it_is_quick(self, drawn, tmp_path):
-        assert running._Work(["drawn"], tmp_path, True).missing() == []
+        assert running._Work(["drawn"], tmp_path, True, 0).missing() == []
         page = running.run("drawn", tmp_path, quick=True).read_text()
         assert "| 1.0 points |" in page
         assert "- seeds: 0\n" in page
@@ -108,7 +120,7 @@ def test_an_experiment_that_needs_a_gpu_says_so(tmp_path):
 
 class TestTheProgress:
     def test_counts_trials_and_pages(self, module, tmp_path):
-        work = running._Work(["falling"], tmp_path, True)
+        work = running._Work(["falling"], tmp_path, True, 0)
         assert work.progress == (0, 3)
         work.finish("falling", "low")
         assert work.progress == (1, 3)
