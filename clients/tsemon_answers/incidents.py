@@ -84,7 +84,7 @@ class Consequence(Record):
     rule: str
     """Rule that opened the alert."""
     state: ConsequenceState
-    """superseded: its condition is over, but the incident is not. ended: it was firing when its attempt ended."""
+    """superseded: its condition is over, but the incident has not recovered. ended: it was firing when its attempt ended."""
     firing_step: int
     """Step at which it fired."""
     resolved_step: int | None

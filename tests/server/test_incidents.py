@@ -100,6 +100,11 @@ class TestAnIncident:
         assert (incident["state"], incident["ended_step"]) == ("recovered", 6)
         assert incident["consequences"][0]["state"] == "resolved"
 
+    def test_supersedes_a_consequence_of_a_failure_that_lasts_until_the_end(self, api, run_id):
+        send(api, run_id, [1, 20, 20, 200, 200, 20])
+        change(api, run_id, "failed")
+        assert only(api, run_id)["consequences"][0]["state"] == "superseded"
+
     @pytest.mark.parametrize(("also", "state"), [({}, "ended"), ({"loss": 1.0}, "recovered")])
     def test_has_not_recovered_if_no_loss_shows_it(self, start, also, state):
         rules = load(WITHOUT_A_LOSS)
@@ -354,6 +359,18 @@ class TestTheSubStep:
         api.send_ok(run_id, [gains_frame(0, 1.0), *ill, *well, *ill_again])
         within = api.get(f"/incidents/{incidents(api, run_id)[0]['incident_id']}")["within"]
         assert (within["block"], within["sub_step"], within["healthy_step"]) == (2, "feed-forward", healthy_step)
+
+    def test_is_not_compared_with_a_sample_since_a_consequence_of_the_cause(self, start):
+        cause = replace(OWN[0], name="token-similarity-escalation", family="tse")
+        losses = [1.0] * 5 + [4.5, 4.5, 20.0, 20.0, 20.0]
+        rule = load("{rules: [{name: states-collapse, when: loss > 4 for 2 samples, family: tse, severity: warning}]}")
+        api = start(rules=[cause, *rule])
+        run_id = api.register(num_blocks=6)
+        ill = {"feedforward_gain": (4, 20.0)}
+        api.send_ok(run_id, [gains_frame(s, loss, **(ill if loss > 1 else {})) for s, loss in enumerate(losses)])
+        incident = api.get(f"/incidents/{only(api, run_id)['incident_id']}")
+        assert (incident["rule"], incident["left_step"]) == ("token-similarity-escalation", 7)
+        assert (incident["within"]["block"], incident["within"]["healthy_step"]) == (4, 4)
 
     def test_of_nan_is_unknown_after_an_optimizer_step(self, start):
         api = start(rules=PACK)

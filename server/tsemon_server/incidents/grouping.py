@@ -18,7 +18,8 @@ SLACK = 10
 SLACK_OF_LOSS = 5
 """The same for consequences that rules on the loss see, because these read the loss of every step."""
 FLAPS_WITHIN = 300
-"""Steps after an incident within which the same rule, or a consequence of an alert that cleared, reopens it."""
+"""Steps after an incident within which the same rule, or a consequence of an alert that cleared, reopens it. If the incident
+lasted longer than that, as many steps as it lasted: samples may be hundreds of steps apart."""
 STALL = "loss-stall"
 """Rule whose info alert, pending or firing, says that the loss has not fallen. It opens no incident, but keeps one open."""
 FINAL = "loss-not-finite", "non-finite-gradient", "non-finite-activations"
@@ -230,10 +231,18 @@ def _belongs(symptom: Symptom, incident: Incident) -> bool:
     until = incident.open_until(as_of=symptom.firing_step)
     if symptom.resolved_step is not None and symptom.resolved_step < incident.left_step - SLACK:
         return False
+    over = incident.ended_step
+    if until is None and over is not None and symptom.left_step > over + _flaps_within(incident, over):
+        # Only a loss that stalls keeps it open, perhaps for the rest of the run.
+        return any(one.rule == symptom.rule or _explains(one, symptom, ORDER) for one in incident.symptoms)
     if until is None or until >= symptom.left_step:
         return not _is_another(symptom, incident)
     is_more = any(one.rule == symptom.rule or _leads_to(one, symptom) for one in incident.symptoms)
-    return is_more and symptom.firing_step <= until + FLAPS_WITHIN
+    return is_more and symptom.firing_step <= until + _flaps_within(incident, until)
+
+
+def _flaps_within(incident: Incident, over: int) -> int:
+    return max(FLAPS_WITHIN, over - incident.opened_step)
 
 
 def _is_another(symptom: Symptom, incident: Incident) -> bool:
@@ -243,21 +252,17 @@ def _is_another(symptom: Symptom, incident: Incident) -> bool:
     training and rules of their own do, and only after a while.
     """
     later = symptom.left_step - incident.settles_step
-    if later <= 0 or any(one.rule == symptom.rule for one in incident.symptoms):
-        return False
-    if not any(ORDER.knows(one.rule) for one in incident.symptoms):
-        return True  # the user's own rules explain nothing
-    if symptom.severity != "critical":
+    if any(one.rule == symptom.rule for one in incident.symptoms):
         return False
     is_worst = all(one.severity != "critical" for one in incident.symptoms)
+    if not any(ORDER.knows(one.rule) for one in incident.symptoms):  # the user's own rules explain nothing
+        return later > 0 or (ORDER.knows(symptom.rule) and symptom.severity == "critical" and is_worst)
+    if later <= 0 or symptom.severity != "critical":
+        return False
     if symptom.rule in FINAL:
         is_told = any(one.rule in FINAL for one in incident.symptoms)
-    elif ORDER.knows(symptom.rule):
-        is_told = not is_worst or any(
-            _explains(one, symptom, ORDER) or _shows(one, symptom) for one in incident.symptoms
-        )
     else:
-        is_told = False
+        is_told = any(_explains(one, symptom, ORDER) or _shows(one, symptom) for one in incident.symptoms)
     return not is_told and (is_worst or later > FLAPS_WITHIN)
 
 

@@ -47,6 +47,11 @@ class Notice:
         return self.alert.labels["rule"] if isinstance(self.alert, NoticedIncident) else self.alert.rule
 
     @property
+    def has_other_cause(self) -> bool:
+        """Whether another cause turned out to be more likely than the one in the title."""
+        return self.rule != self.alert.rule
+
+    @property
     def place(self) -> str:
         """Query of the link to the run: the metric, the block or layer, the first step of the cause, and the attempt."""
         metric, layer = _seen_at(self.alert.evidence)
@@ -219,10 +224,11 @@ class Message:
 
     @property
     def advice(self) -> str | None:
-        """What to try, where all is of one kind and not only over."""
-        if not self.shown[0].tells_firing or self.common("rule") is None:
+        """What to try against a cause that was not told before, if there is only one."""
+        worst = self.shown[0]
+        if not (worst.tells_firing or worst.has_other_cause) or self.common("rule") is None:
             return None
-        advice = self.shown[0].alert.advice
+        advice = worst.alert.advice
         source = advice.get("source")
         return f"{advice['text']} ({source})" if source and advice.get("text") else advice.get("text")
 

@@ -74,7 +74,9 @@ class TestAnIncident:
         mild, repeats = alert("updates-too-large", 5, 15), alert("sequences-repeat", 5000, 5010)
         assert causes(mild, repeats) == ["updates-too-large", "sequences-repeat"]
         assert causes(mild, alert("states-collapse", 5000, 5010)) == ["updates-too-large"]
-        assert causes(mild, COLLAPSE, repeats) == ["updates-too-large"]  # it is critical already
+        assert causes(mild, COLLAPSE, repeats) == ["updates-too-large", "sequences-repeat"]
+        soon = replace(repeats, left_step=200, pending_step=200, firing_step=210)
+        assert causes(mild, COLLAPSE, soon) == ["updates-too-large"]  # it is critical already
         spike = alert("loss-spike", 0, 5)
         assert causes(spike, alert("sequences-repeat", 200, 210)) == [
             "loss-spike"
@@ -124,6 +126,16 @@ class TestAnIncident:
     def test_does_not_count_an_alert_as_flapping_that_comes_again_much_later(self):
         flaps = [alert("loss-spike", step, step + 5, over=step + 10) for step in (0, 20 + FLAPS_WITHIN)]
         assert len(verdicts(*flaps)) == 2
+
+    def test_counts_an_alert_that_flaps_once_however_far_apart_samples_are(self):
+        flaps = [alert("loss-spike", step, step + 500, over=step + 2000) for step in range(0, 9000, 3000)]
+        assert len(verdicts(*flaps)) == 1
+
+    def test_is_not_kept_open_for_other_failures_by_the_loss_alone(self):
+        over, stands = alert("exploding-gradient", 0, 10, over=50), alert("block-does-not-move", 5000, 5010)
+        assert causes(over, stall(since=5), stands) == ["exploding-gradient", "block-does-not-move"]
+        again = replace(over, left_step=5000, pending_step=5000, firing_step=5010, resolved_step=None)
+        assert causes(over, stall(since=5), again) == ["exploding-gradient"]
 
     def test_is_the_same_in_whatever_order_the_alerts_come(self):
         assert verdicts(COLLAPSE, DECAY, OUTPUT) == verdicts(DECAY, OUTPUT, COLLAPSE)
@@ -179,7 +191,9 @@ class TestTheCause:
     def test_may_be_a_rule_of_the_user(self):
         own = Symptom("my-rule", "custom", "warning", 0, 0, 5, None)
         assert causes(own) == ["my-rule"]
-        assert causes(own, DECAY) == ["weight-decay-outweighs-gradient"]
+        assert causes(own, alert("updates-too-large", 0, 10)) == ["updates-too-large"]
+        assert causes(own, COLLAPSE) == ["my-rule", "states-collapse"], "it is critical, and news"
+        assert len(verdicts(replace(own, severity="critical"), COLLAPSE)) == 1
 
 
 class TestTheEnd:

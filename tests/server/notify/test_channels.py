@@ -143,6 +143,11 @@ class TestAMessageOfTheEndOfAnIncident:
         assert (embed["color"], embed["title"]) == (colour, title)
         assert as_mail(message, TestMail.whom)["Subject"] == title
 
+    def test_has_the_advice_of_a_cause_that_turned_out_to_be_more_likely(self, make_incident):
+        over = make_incident(rule="token-similarity-escalation", state="resolved", resolved_step=150)
+        assert about(over, kind="resolved").advice == "normalise queries (QK-norm)"
+        assert about(make_incident(state="resolved", resolved_step=150), kind="resolved").advice is None
+
     @pytest.mark.parametrize(("reason", "ends"), [("clear", NOW + timedelta(minutes=5)), ("run ended", NOW)])
     def test_takes_effect_later_in_an_alertmanager_if_it_is_a_recovery(self, make_incident, reason, ends):
         over = make_incident(state="resolved", resolved_step=150, resolved_reason=reason, updated_at=NOW)

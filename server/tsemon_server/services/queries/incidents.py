@@ -13,6 +13,7 @@ from tsemon.errors import InvalidRange
 from tsemon.wire import Array, Frame
 from tsemon_answers.incidents import Incident, IncidentDetail, IncidentsQuery, SubStepQuery, Within
 from tsemon_server.incidents import ORDER
+from tsemon_server.incidents.grouping import SLACK
 from tsemon_server.incidents.mechanism import SLOW, Arrays, Mechanism, mechanism_of
 from tsemon_server.incidents.sequences import FAMILIES, largest_losses
 from tsemon_server.services.queries.frames import nearest
@@ -62,7 +63,7 @@ def sub_step(store: Store, run_id: str, asked: SubStepQuery) -> Within:
 
 
 def _within(reader: Reader, incident: Incident, since: Iterable[Frame]) -> Within:
-    left_step, ill = incident.left_step, _earlier(reader, incident)
+    left_step, ill = _left_step(reader, incident), _earlier(reader, incident)
     before = (
         frame
         for frame in reader.frames.after(
@@ -83,6 +84,13 @@ def _within(reader: Reader, incident: Incident, since: Iterable[Frame]) -> Withi
         if (found.block is not None and is_whole) or newest.is_origin:
             break
     return _told(found, newest, healthy)
+
+
+def _left_step(reader: Reader, incident: Incident) -> int:
+    """The first step that was not healthy. A consequence of the cause may be seen before it."""
+    ids = [int(one.alert_id) for one in incident.consequences]
+    left = [int(alert.evidence.get("left_step", incident.left_step)) for alert in reader.alerts.by_ids(ids)]
+    return max(min([incident.left_step, *left]), incident.left_step - SLACK)
 
 
 def _earlier(reader: Reader, incident: Incident) -> list[tuple[int, int]]:

@@ -296,13 +296,13 @@ def _end(row: Row[Any], alerts: Iterable[Row[Any]]) -> ResolvedReason:
     return "new attempt" if row.attempt_state == "replaced" else "run ended"
 
 
-def _state(alert: Row[Any], *, is_open: bool) -> ConsequenceState:
-    """The state of an alert of an incident. is_open: whether the incident is."""
+def _state(alert: Row[Any], *, has_recovered: bool) -> ConsequenceState:
+    """The state of an alert of an incident. has_recovered: whether the incident has."""
     if alert.state != "resolved":
         return "firing"
     if alert.resolved_reason in ("run ended", "new attempt"):
         return "ended"
-    return "superseded" if is_open else "resolved"
+    return "resolved" if has_recovered else "superseded"
 
 
 def _incident_of(row: Row[Any], alerts: Collection[Row[Any]]) -> Incident:
@@ -310,7 +310,7 @@ def _incident_of(row: Row[Any], alerts: Collection[Row[Any]]) -> Incident:
         one.rule: Consequence(
             alert_id=str(one.alert_id),
             rule=one.rule,
-            state=_state(one, is_open=row.state == "open"),
+            state=_state(one, has_recovered=row.state == "recovered"),
             firing_step=one.firing_step,
             resolved_step=one.resolved_step,
         )

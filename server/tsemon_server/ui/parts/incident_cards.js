@@ -8,7 +8,7 @@ import { titleOf } from "./alert_cards.js";
 const SEVERITY = { critical: 0, warning: 1, info: 2 };
 /** What the state of an alert means. */
 const TITLES = {
-  superseded: "The condition of this alert is over, but the incident is not.",
+  superseded: "The condition of this alert is over, but the incident has not recovered.",
   ended: "This alert was firing when its attempt ended.",
 };
 /** The summary begins with the title of the rule: "Title: value is 3 (above 2)". */
