@@ -131,10 +131,13 @@ def summary(found: Sequence[Found]) -> list[str]:
     delays = sorted(one.incident.step - EVENT for one in told if one.incident is not None)
     decided = [one for one in told if one.incident is not None and one.incident.within.sub_step is not None]
     num_due = len(told) + len(missed)
+    num_all = len(found)
 
     def share(are_right: Iterable[bool]) -> str:
         num_right = sum(are_right)
-        return f"{num_right} of {num_due} ({num_right / max(num_due, 1):.0%})"
+        return (
+            f"{num_right} of {num_due} ({num_right / max(num_due, 1):.0%}; {num_right / num_all:.0%} of all {num_all})"
+        )
 
     names = f" ({', '.join(one.plant.trial.name for one in missed)})" if missed else ""
     return [

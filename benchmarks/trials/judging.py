@@ -169,6 +169,11 @@ class Verdict:
         return self.incident is not None and self.names(self.incident)
 
     @property
+    def is_named_exactly(self) -> bool:
+        """True if the verdict is of the same family, and not only of one in `ALSO_RIGHT`."""
+        return self.incident is not None and self.incident.family == self.trial.family
+
+    @property
     def is_misled(self) -> bool:
         """True if a critical incident came before the defect or is of a wrong family."""
         begin = self.trial.event_step if self.trial.is_failing else NEVER

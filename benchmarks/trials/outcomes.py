@@ -153,10 +153,13 @@ def _live_summary(outcomes: Sequence[Outcome]) -> list[str]:
         [f"{o.verdict.trial.name} ({steps:+.0f})" for o in harmed if (steps := o.behind(of(o.verdict))) > 5]
         for of in (attrgetter("accident"), attrgetter("standstill"))
     )
+    known = [o for o in harmed if o.verdict.trial.family != "fresh"]
     num_plateaus = sum(o.verdict.standstill < NEVER for o in healthy)
     return [
         f"* {len(found)} of {len(harmed)} harmed runs found, delay {_median(o.delay for o in found):.0f} steps (median)",
-        f"* verdict of the right family: {sum(o.verdict.is_named for o in harmed)} of {len(harmed)}",
+        f"* verdict of the right family: {sum(o.verdict.is_named for o in harmed)} of {len(harmed)}; "
+        f"{sum(o.verdict.is_named_exactly for o in known)} of {len(known)} without `fresh` runs, and if `loss` is wrong for "
+        "`diverge` and `data`",
         f"* a critical incident of a wrong family: {_listed([o.verdict.trial.name for o in harmed if o.verdict.is_misled])}",
         f"* incidents in each harmed run: {statistics.fmean([len(o.verdict.incidents) for o in harmed] or [math.nan]):.2f}, "
         f"at most {max((len(o.verdict.incidents) for o in harmed), default=0)}",
