@@ -363,7 +363,7 @@ class TestPlanted:
         for name in ("post-output-81", "gpt2-norm-81"):
             assert re.search(rf"^\| {name} \| .* \| block, sub-step \|$", printed, re.MULTILINE), printed
         for what in ("the damaged block", "block within 2", "sub-step right"):
-            assert f"* {what}: 2 of 2 (100% of all 2)" in page.read_text(), printed
+            assert f"* {what}: 2 of 2 (100%; 100% of all 2)" in page.read_text(), printed
 
 
 @pytest.mark.thorough
