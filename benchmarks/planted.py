@@ -131,7 +131,7 @@ def summary(found: Sequence[Found]) -> list[str]:
     delays = sorted(one.incident.step - EVENT for one in told if one.incident is not None)
     decided = [one for one in told if one.incident is not None and one.incident.within.sub_step is not None]
     num_due = len(told) + len(missed)
-    num_all = len(found)
+    num_all = max(len(found), 1)
 
     def share(are_right: Iterable[bool]) -> str:
         num_right = sum(are_right)

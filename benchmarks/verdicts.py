@@ -1,7 +1,7 @@
 """Do quick runs of the papers' experiments give the verdicts of the full runs, whatever the seed?
 
 Runs `tsemon reproduce all --quick` with several seeds, and compares the verdicts with those in docs/reproduction. An
-interrupted command continues with the rest.
+interrupted command continues with the rest: delete FOLDER if the code has changed.
 
     python benchmarks/verdicts.py FOLDER [--seeds N] [--jobs N] [--only NAME ...]
 """

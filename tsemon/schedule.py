@@ -161,7 +161,7 @@ class Cadence:
 
     def burst(self, *, steps: int, every: int) -> None:
         """Sample every `every` steps or more often, slow tier included, for about `steps` steps from the next sample on."""
-        self._num_of_burst, self._burst_gap, self._is_follow_up = math.ceil(steps / every), every, False
+        self._num_of_burst, self._burst_gap, self._is_follow_up = math.ceil(steps / min(every, self.gap)), every, False
 
     def next_gap(self, spent: Spent, *, has_tiers: bool = True) -> int:
         """Return the number of steps to the next sample.

@@ -119,8 +119,8 @@ class Probe:
         self._is_late = False
         """Whether the step was armed after its pass."""
         self._in_backward: tuple[int, str] | None = None
-        """For the next frame, if NaN began behind all hidden states while the loss was finite: the number of parameters that
-        were not finite, and the origin in words."""
+        """For the first frame with a loss that is not finite, if NaN began behind all hidden states while it was finite: the
+        number of parameters that were not finite, and the origin in words."""
         self._warn: Callable[[str], None] | None = None
         self._told = set[str]()
         """Warnings that were given."""
@@ -276,10 +276,15 @@ class Probe:
         self.how[ORIGIN] = f"the gradient of step {step}. {text}. Before this step, {parameters}"
 
     def _tell_late(self, num_parameters: int, text: str, reading: Reading) -> None:
-        """Tell the origin in the frame after it: NaN has spread to all layers, so their numbers would hide it."""
-        if _is_loss_lost(reading) and reading.layers.pop("nonfinite", None) is not None:
+        """Tell the origin in a later frame: NaN has spread to all layers, so their numbers would hide it."""
+        nonfinite = reading.layers.get("nonfinite")
+        if nonfinite is not None and _is_loss_lost(reading):
+            del reading.layers["nonfinite"]
             reading.scalars[NONFINITE_PARAMETERS] = float(num_parameters)
             self.not_measured["nonfinite"] = text
+            self._in_backward = None
+        elif isinstance(nonfinite, Tensor) and not nonfinite.any():
+            self._in_backward = None  # it has not spread
 
     def _place(self, entry: int) -> str:
         outputs = {block.entry: f"the output of {block.name}" for block in self._blocks}
@@ -432,9 +437,8 @@ class Probe:
         for name, part in self._parts.items():
             if part.is_wanted:
                 self._guard.run(self._finish, name, part, sums, reading)
-        in_backward, self._in_backward = self._in_backward, None
-        if in_backward is not None:
-            self._guard.run(self._tell_late, *in_backward, reading)
+        if self._in_backward is not None:
+            self._guard.run(self._tell_late, *self._in_backward, reading)
         if self._origin is not None:
             self._guard.run(self._tell_origin, self._origin, step, reading)
         self._guard.run(self._take_notes, reading)

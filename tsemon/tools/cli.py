@@ -169,9 +169,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for pages, figures and numbers.")] = Path("reproduction"),
     jobs: Annotated[int, typer.Option(help="Parts of experiments at a time, one thread each.", min=1)] = os.cpu_count()
     or 1,
-    seed: Annotated[
-        int, typer.Option(help="Other seeds for weights and batches. The pages in docs have 0.", min=0)
-    ] = 0,
+    seed: Annotated[int, typer.Option(help="Other random numbers. The pages in docs have 0.", min=0)] = 0,
 ) -> None:
     """Repeat the papers' experiments.
 

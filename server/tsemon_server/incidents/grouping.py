@@ -18,8 +18,7 @@ SLACK = 10
 SLACK_OF_LOSS = 5
 """The same for consequences that rules on the loss see, because these read the loss of every step."""
 FLAPS_WITHIN = 300
-"""Steps after an incident within which the same rule, or a consequence of an alert that cleared, reopens it. If the incident
-lasted longer than that, as many steps as it lasted: samples may be hundreds of steps apart."""
+"""Steps after an incident within which the same rule, or a consequence of an alert that cleared, reopens it."""
 STALL = "loss-stall"
 """Rule whose info alert, pending or firing, says that the loss has not fallen. It opens no incident, but keeps one open."""
 FINAL = "loss-not-finite", "non-finite-gradient", "non-finite-activations"
@@ -231,25 +230,31 @@ def _belongs(symptom: Symptom, incident: Incident) -> bool:
     until = incident.open_until(as_of=symptom.firing_step)
     if symptom.resolved_step is not None and symptom.resolved_step < incident.left_step - SLACK:
         return False
-    over = incident.ended_step
-    if until is None and over is not None and symptom.left_step > over + _flaps_within(incident, over):
-        # Only a loss that stalls keeps it open, perhaps for the rest of the run.
-        return any(one.rule == symptom.rule or _explains(one, symptom, ORDER) for one in incident.symptoms)
     if until is None or until >= symptom.left_step:
-        return not _is_another(symptom, incident)
-    is_more = any(one.rule == symptom.rule or _leads_to(one, symptom) for one in incident.symptoms)
-    return is_more and symptom.firing_step <= until + _flaps_within(incident, until)
+        return not (_is_another(symptom, incident) or _is_later(symptom, incident))
+    if symptom.firing_step <= until + FLAPS_WITHIN:
+        return any(one.rule == symptom.rule or _leads_to(one, symptom) for one in incident.symptoms)
+    # Samples may be hundreds of steps apart, so an alert flaps that comes again after as many steps as it lasted.
+    return any(one.rule == symptom.rule and symptom.firing_step <= until + _duration(one) for one in incident.symptoms)
 
 
-def _flaps_within(incident: Incident, over: int) -> int:
-    return max(FLAPS_WITHIN, over - incident.opened_step)
+def _duration(over: Symptom) -> int:
+    return 0 if over.resolved_step is None or over.firing_step is None else over.resolved_step - over.firing_step
+
+
+def _is_later(symptom: Symptom, incident: Incident) -> bool:
+    """True for an unrelated failure at a time at which only a loss that stalls, perhaps for ever, kept the incident open."""
+    over = incident.ended_step
+    if over is None or symptom.left_step <= over + FLAPS_WITHIN:
+        return False
+    return not any(one.rule == symptom.rule or _explains(one, symptom, ORDER) for one in incident.symptoms)
 
 
 def _is_another(symptom: Symptom, incident: Incident) -> bool:
     """True for a failure that begins after the verdict has settled and needs a message of its own.
 
-    A critical one does if nothing there can cause it. If people know of something critical already, only the end of the
-    training and rules of their own do, and only after a while.
+    A critical one does if nothing there can cause it. If people know of something critical already, it does only after a
+    while, and only if it is of another family.
     """
     later = symptom.left_step - incident.settles_step
     if any(one.rule == symptom.rule for one in incident.symptoms):
@@ -261,8 +266,13 @@ def _is_another(symptom: Symptom, incident: Incident) -> bool:
         return False
     if symptom.rule in FINAL:
         is_told = any(one.rule in FINAL for one in incident.symptoms)
+    elif ORDER.knows(symptom.rule):
+        is_told = any(
+            _explains(one, symptom, ORDER) or _shows(one, symptom) or (not is_worst and one.family == symptom.family)
+            for one in incident.symptoms
+        )
     else:
-        is_told = any(_explains(one, symptom, ORDER) or _shows(one, symptom) for one in incident.symptoms)
+        is_told = False
     return not is_told and (is_worst or later > FLAPS_WITHIN)
 
 

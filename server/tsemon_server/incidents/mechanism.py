@@ -74,7 +74,7 @@ class Arrays:
     steps: Mapping[str, int] = field(default_factory=dict)
     """Step of the value of each metric of `layers`, if it is known."""
     is_origin: bool = False
-    """Whether this frame shows the model before an optimizer step could spread NaN to all parameters."""
+    """Whether this frame tells the origin of NaN, seen before an optimizer step could spread it to all parameters."""
 
     def step_of(self, metric: str | None) -> int | None:
         """The step at which the metric was measured; for None, the step of the newest frame."""
@@ -326,7 +326,7 @@ def _first_nonfinite(newest: Arrays) -> Mechanism:
 
 
 NOT_SEEN = (
-    "all hidden states that tsemon saw before NaN or infinity spread were finite. Check this step's batch, the output head, "
+    "all hidden states that tsemon saw before NaN or infinity spread were finite. Check the last batches, the output head, "
     "the loss function, the labels, the backward pass and half precision"
 )
 SPREAD = "they may have begun anywhere, because an optimizer step spreads them to all parameters"

@@ -75,6 +75,8 @@ class TestAnIncident:
         assert causes(mild, repeats) == ["updates-too-large", "sequences-repeat"]
         assert causes(mild, alert("states-collapse", 5000, 5010)) == ["updates-too-large"]
         assert causes(mild, COLLAPSE, repeats) == ["updates-too-large", "sequences-repeat"]
+        late = alert("token-similarity-escalation", 5000, 5010)
+        assert causes(COLLAPSE, late) == ["states-collapse"], "of the same family"
         soon = replace(repeats, left_step=200, pending_step=200, firing_step=210)
         assert causes(mild, COLLAPSE, soon) == ["updates-too-large"]  # it is critical already
         spike = alert("loss-spike", 0, 5)
@@ -87,6 +89,8 @@ class TestAnIncident:
         own = replace(alert("loss-spike", 5000, 5001), rule="gpu-too-hot", family="custom", severity="critical")
         assert causes(COLLAPSE, own) == ["states-collapse", "gpu-too-hot"]
         assert causes(COLLAPSE, replace(own, severity="warning")) == ["states-collapse"]
+        soon = replace(own, left_step=300, pending_step=300, firing_step=300)
+        assert causes(alert("loss-spike", 200, 205), soon) == ["loss-spike", "gpu-too-hot"]
 
     def test_begins_with_a_stall_that_the_user_made_critical(self):
         assert causes(replace(alert(STALL, 0, 100), severity="critical")) == [STALL]
@@ -130,12 +134,17 @@ class TestAnIncident:
     def test_counts_an_alert_that_flaps_once_however_far_apart_samples_are(self):
         flaps = [alert("loss-spike", step, step + 500, over=step + 2000) for step in range(0, 9000, 3000)]
         assert len(verdicts(*flaps)) == 1
+        spikes = [alert("loss-spike", step, step, over=step + 5) for step in (0, 300, 600, 1200, 2400)]
+        assert len(verdicts(*spikes)) == 3
 
     def test_is_not_kept_open_for_other_failures_by_the_loss_alone(self):
         over, stands = alert("exploding-gradient", 0, 10, over=50), alert("block-does-not-move", 5000, 5010)
         assert causes(over, stall(since=5), stands) == ["exploding-gradient", "block-does-not-move"]
+        assert causes(over, stall(since=5, over=6000), stands) == ["exploding-gradient", "block-does-not-move"]
         again = replace(over, left_step=5000, pending_step=5000, firing_step=5010, resolved_step=None)
         assert causes(over, stall(since=5), again) == ["exploding-gradient"]
+        nan = alert("loss-not-finite", 5000, 5000)
+        assert causes(over, stall(since=5), nan) == ["exploding-gradient", "loss-not-finite"]
 
     def test_is_the_same_in_whatever_order_the_alerts_come(self):
         assert verdicts(COLLAPSE, DECAY, OUTPUT) == verdicts(DECAY, OUTPUT, COLLAPSE)

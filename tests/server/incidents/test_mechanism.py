@@ -305,7 +305,7 @@ class TestMechanismOfNaN:
     def test_is_not_seen_if_the_step_in_which_it_begins_shows_none(self, newest):
         found = found_in(replace(newest, is_origin=True), rule="loss-not-finite")
         assert found.block is None
-        assert "saw before NaN or infinity spread were finite. Check this step's batch" in found.text
+        assert "saw before NaN or infinity spread were finite. Check the last batches" in found.text
 
     def test_is_unknown_if_nobody_looked_for_it(self):
         assert "the frame does not tell which" in found_in(arrays(nonfinite=None), rule="loss-not-finite").text

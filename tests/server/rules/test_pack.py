@@ -359,7 +359,7 @@ class TestALossThatIsNotFinite:
         found = {name: number for name, number in alert.evidence["numbers"].items() if number is not None}
         assert found["parameters_not_finite"] == 1
         assert "nonfinite_parameters" not in found
-        assert "were finite, so check the batch of this step, the output head" in alert.advice["text"]
+        assert "were finite, so check the last batches, the output head" in alert.advice["text"]
         assert "layer" not in alert.advice["text"]
 
     def test_says_nothing_of_layers_where_they_are_not_measured(self):

@@ -302,7 +302,8 @@ def _state(alert: Row[Any], *, has_recovered: bool) -> ConsequenceState:
         return "firing"
     if alert.resolved_reason in ("run ended", "new attempt"):
         return "ended"
-    return "resolved" if has_recovered else "superseded"
+    is_lasting = not has_recovered and alert.resolved_reason in (None, "clear")
+    return "superseded" if is_lasting else "resolved"
 
 
 def _incident_of(row: Row[Any], alerts: Collection[Row[Any]]) -> Incident:
