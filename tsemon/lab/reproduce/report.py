@@ -27,9 +27,9 @@ difference larger than both standard deviations together; if each seed is evalua
 "Ours" is a question that no paper answers.
 
 `tsemon reproduce NAME` repeats one, `tsemon reproduce all` all that the machine can run, `tsemon reproduce list` names them.
-`--quick` takes minutes instead of hours, with smaller models and fewer trials: some of its verdicts differ. Those
-that are known to depend on the seed then are marked as unstable. `--seed 1` and so on take other seeds, `--out` is the folder
-for pages, `--jobs` how many parts run at a time, each with one thread. An interrupted command continues where it was.
+`--quick` takes minutes instead of hours, with smaller models and fewer trials: some of its verdicts differ. An
+unstable verdict depends on the seed then. `--seed 1` takes other seeds, `--out` is the folder for pages, `--jobs` how many
+parts run at a time, each with one thread. An interrupted command continues where it was.
 
 `tsemon reproduce value-residual-82m` needs a CUDA GPU: four models of 82M parameters on 100 MB of text, the files or folders
 that TSEMON_TEXT names (several as in PATH), or the Python sources of the installation where they are enough.
