@@ -143,6 +143,7 @@ class TestAnIncident:
         assert causes(over, stall(since=5, over=6000), stands) == ["exploding-gradient", "block-does-not-move"]
         again = replace(over, left_step=5000, pending_step=5000, firing_step=5010, resolved_step=None)
         assert causes(over, stall(since=5), again) == ["exploding-gradient"]
+        assert causes(over, stall(since=5), alert("dead-units", 5000, 5010)) == ["exploding-gradient", "dead-units"]
         nan = alert("loss-not-finite", 5000, 5000)
         assert causes(over, stall(since=5), nan) == ["exploding-gradient", "loss-not-finite"]
 
