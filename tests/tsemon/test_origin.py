@@ -28,13 +28,14 @@ class Loop:
 
     def __init__(self, folder, make_optimizer=torch.optim.AdamW, make=zoo.torch_encoder, **options):
         torch.manual_seed(0)
-        self.folder, self.is_clipped = folder, False
+        self.folder, self.is_clipped, self.before = folder, False, torch.ones(())
         self.model, self._forward = make()
         self.optimizer = make_optimizer(self.model.parameters(), lr=1e-3)
         options = {"optimizer": self.optimizer, "budget": 1e-9} | options
         self.monitor = tsemon.attach(self.model, run="r", spool_dir=folder, **options)
 
-    def run(self, num_steps, factor=1.0):
+    def run(self, num_steps, factor=1.0, *, late=False, gives_loss=True):
+        """`late`: each step is given the loss of the one before."""
         for _ in range(num_steps):
             self.optimizer.zero_grad()
             out = self._forward()
@@ -43,7 +44,9 @@ class Loop:
             if self.is_clipped:
                 nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
-            self.monitor.step(loss=loss)
+            given = {"loss": self.before if late else loss} if gives_loss else {}
+            self.monitor.step(**given)
+            self.before = loss
 
     def break_weight(self, value=math.nan):
         with torch.no_grad():
@@ -55,6 +58,12 @@ class Loop:
     def frames(self):
         self.monitor.close()
         return {frame["step"]: frame for frame in frames_in(self.folder)}
+
+    def alerts(self):
+        evaluator = Evaluator(PACK)
+        state = evaluator.start()
+        events = [event for view in map(as_view, self.frames().values()) for event in evaluator.advance(state, view)]
+        return [event for event in events if event.kind == "firing"]
 
     @property
     def is_watched(self):
@@ -113,12 +122,9 @@ class TestTheFrameOfTheStep:
         loop.run(BROKEN_AT)
         loop.break_weight()
         loop.run(10)
-        evaluator = Evaluator(PACK)
-        state = evaluator.start()
-        events = [event for view in map(as_view, loop.frames().values()) for event in evaluator.advance(state, view)]
-        alert = next(event for event in events if event.rule.name == "loss-not-finite")
+        alert = next(alert for alert in loop.alerts() if alert.rule.name == "loss-not-finite")
         assert alert.evidence["step"] == BROKEN_AT
-        assert "NaN or infinity begins in layer 2 " in alert.advice["text"]
+        assert "NaN or infinity begins in block 1, " in alert.advice["text"]
 
     def test_is_followed_by_a_zoom_from_the_next_step_on(self, loop):
         loop.run(BROKEN_AT)
@@ -194,22 +200,30 @@ class TestWhereItIsNotSeen:
         assert f"Look at the batch of step {BROKEN_AT}, the loss function" in frame["not_measured"]["nonfinite"]
         assert "are finite" in loop.not_finite
 
-    def test_is_told_in_the_next_frame_if_only_the_gradient_is_not_finite(self, loop):
+    @pytest.mark.parametrize("gives_loss", [True, False])
+    def test_is_told_in_its_step_if_the_loss_is_late_or_missing(self, loop, gives_loss):
+        loop.run(BROKEN_AT, late=True, gives_loss=gives_loss)
+        loop.break_weight()
+        loop.run(15, late=True, gives_loss=gives_loss)
+        first, *others = loop.alerts()
+        assert first.rule.name == "non-finite-update"
+        assert (first.evidence["step"], first.evidence["left_step"]) == (BROKEN_AT, BROKEN_AT)
+        assert first.evidence["blocks"] == (1, 2)
+        assert "NaN or infinity begins in block 1." in first.advice["text"]
+        assert [alert.rule.name for alert in others] == ["loss-not-finite"] * gives_loss
+
+    def test_is_told_in_its_step_if_only_the_gradient_is_not_finite(self, loop):
         loop.run(BROKEN_AT)
         loop.model.layers[-1].register_full_backward_hook(lambda _, of_inputs, of_outputs: (math.nan * of_inputs[0],))
         loop.run(5)
-        frames = loop.frames()  # the loss is finite at first, and comes one step late
-        assert [step for step, frame in frames.items() if "nonfinite_parameters" in frame["scalars"]] == [BROKEN_AT + 2]
-        after = frames[BROKEN_AT + 2]
-        assert "nonfinite" not in after["layers"]
-        assert f"Look at the batch of step {BROKEN_AT}, the loss function" in after["not_measured"]["nonfinite"]
-        evaluator = Evaluator(PACK)
-        state = evaluator.start()
-        events = [event for view in map(as_view, frames.values()) for event in evaluator.advance(state, view)]
-        alert = next(event for event in events if event.rule.name == "loss-not-finite")
-        assert alert.evidence["step"] == BROKEN_AT + 2
-        assert alert.evidence["blocks"] is None
-        assert "All hidden states that tsemon saw before" in alert.advice["text"]
+        first, after = loop.alerts()
+        assert first.rule.name == "non-finite-update"
+        assert first.evidence["step"] == BROKEN_AT
+        assert first.evidence["blocks"] is None
+        assert "All hidden states before this step were finite" in first.advice["text"]
+        assert "begins in block" not in first.advice["text"]
+        assert after.rule.name == "loss-not-finite"
+        assert "begins in block" not in after.advice["text"]
 
     def test_does_not_take_what_an_earlier_step_has_spread_for_the_origin(self, loop):
         loop.run(BROKEN_AT)

@@ -118,9 +118,6 @@ class Probe:
         """Known at a step at which `look_for_origin` was called."""
         self._is_late = False
         """Whether the step was armed after its pass."""
-        self._in_backward: tuple[int, str] | None = None
-        """For the first frame with a loss that is not finite, if NaN began behind all hidden states while it was finite: the
-        number of parameters that were not finite, and the origin in words."""
         self._warn: Callable[[str], None] | None = None
         self._told = set[str]()
         """Warnings that were given."""
@@ -269,22 +266,8 @@ class Probe:
                 del reading.layers["nonfinite"]
                 self.not_measured["nonfinite"] = text
         if nonfinite is not None and not parameters.are_most:
-            if found or _is_loss_lost(reading):
-                reading.scalars[NONFINITE_PARAMETERS] = float(len(parameters.names))
-            else:  # no alert looks at the frame of a finite loss
-                self._in_backward = len(parameters.names), text
+            reading.scalars[NONFINITE_PARAMETERS] = float(len(parameters.names))
         self.how[ORIGIN] = f"the gradient of step {step}. {text}. Before this step, {parameters}"
-
-    def _tell_late(self, num_parameters: int, text: str, reading: Reading) -> None:
-        """Tell the origin in a later frame: NaN has spread to all layers, so their numbers would hide it."""
-        nonfinite = reading.layers.get("nonfinite")
-        if nonfinite is not None and _is_loss_lost(reading):
-            del reading.layers["nonfinite"]
-            reading.scalars[NONFINITE_PARAMETERS] = float(num_parameters)
-            self.not_measured["nonfinite"] = text
-            self._in_backward = None
-        elif isinstance(nonfinite, Tensor) and not nonfinite.any():
-            self._in_backward = None  # it has not spread
 
     def _place(self, entry: int) -> str:
         outputs = {block.entry: f"the output of {block.name}" for block in self._blocks}
@@ -437,8 +420,6 @@ class Probe:
         for name, part in self._parts.items():
             if part.is_wanted:
                 self._guard.run(self._finish, name, part, sums, reading)
-        if self._in_backward is not None:
-            self._guard.run(self._tell_late, *self._in_backward, reading)
         if self._origin is not None:
             self._guard.run(self._tell_origin, self._origin, step, reading)
         self._guard.run(self._take_notes, reading)
@@ -786,12 +767,6 @@ class Probe:
         if self._is_gate_called:
             return f"{unseen}: it was not called, or by another method than forward; the next sample watches the first block"
         return f"neither {gate} nor its first block was called {since}, or by another method than forward"
-
-
-def _is_loss_lost(reading: Reading) -> bool:
-    """Whether a loss since the last sample was not finite."""
-    num_lost = reading.scalars.get("loss_nonfinite")
-    return isinstance(num_lost, float) and num_lost > 0
 
 
 def _changed(value: Tensor | OnHost, change: Callable[[Tensor], Tensor]) -> Tensor | OnHost:

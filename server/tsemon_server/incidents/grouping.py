@@ -21,7 +21,7 @@ FLAPS_WITHIN = 300
 """Steps after an incident within which the same rule, or a consequence of an alert that cleared, reopens it."""
 STALL = "loss-stall"
 """Rule whose info alert, pending or firing, says that the loss has not fallen. It opens no incident, but keeps one open."""
-FINAL = "loss-not-finite", "non-finite-gradient", "non-finite-activations"
+FINAL = "loss-not-finite", "non-finite-update", "non-finite-gradient", "non-finite-activations"
 """Rules of failures that end the training."""
 SEVERITIES = "info", "warning", "critical"
 

@@ -338,18 +338,19 @@ class TestALossThatIsNotFinite:
         return next(event for event in events if event.rule.name == "loss-not-finite")
 
     @pytest.mark.parametrize(("before", "steps"), [([0, 0, 0, 0], 0), ([0, 0, 0.5, 0.5], 5)])
-    def test_names_the_layer_where_it_begins_and_since_when(self, before, steps):
+    def test_names_the_block_where_it_begins_and_since_when(self, before, steps):
         shares = ([0, 0, 0, 0], before, [0, 0, 0.5, 1])
         alert = self.alert(*({"nonfinite": np.array(share)} for share in shares))
         found = {name: number for name, number in alert.evidence["numbers"].items() if number is not None}
-        assert found == {"first_nonfinite_layer": 2, "nonfinite_steps": steps}
-        assert "The first layer that is not finite is 2 " in alert.advice["text"]
+        assert found == {"nonfinite_steps": steps}
+        assert "The first block that is not finite is 1, " in alert.advice["text"]
 
     def test_says_where_it_begins_if_the_frame_is_of_the_step_before_it_spread(self):
         alert = self.alert({}, {}, {"nonfinite": np.array([0, 0, 0.5, 1])}, nonfinite_parameters=1.0)
         found = {name: number for name, number in alert.evidence["numbers"].items() if number is not None}
-        assert found == {"origin_layer": 2, "nonfinite_parameters": 1, "nonfinite_steps": 0}
-        assert "NaN or infinity begins in layer 2 " in alert.advice["text"]
+        assert found == {"nonfinite_parameters": 1}
+        assert "NaN or infinity begins in block 1, " in alert.advice["text"]
+        assert "The input of the first block" not in alert.advice["text"]
         assert "it may have begun in another one" not in alert.advice["text"]
 
     @pytest.mark.parametrize("last", [{"nonfinite": np.zeros(4)}, {}])
@@ -484,6 +485,12 @@ class TestWhatIsNoLongerMeasured:
             for sample in range(10)
         ]
         assert names(views) == {"dead-probes"}
+
+    def test_is_not_a_gradient_of_states_that_are_not_finite(self):
+        healthy = {"nonfinite": np.zeros(3), "grad_norm": np.ones(2)}
+        broken = {"nonfinite": np.ones(3), "grad_norm": np.full(2, np.nan)}
+        views = [View(5 * sample, {}, broken if sample > 5 else healthy) for sample in range(10)]
+        assert names(views) == {"non-finite-activations"}
 
     def test_is_not_what_a_loop_leaves_out_that_skips_steps_with_a_gradient_that_is_not_finite(self):
         measured = {"nonfinite": np.zeros(3), "grad_norm": np.ones(2)}
