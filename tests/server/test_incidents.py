@@ -344,7 +344,7 @@ class TestTheSubStep:
 
     @pytest.mark.parametrize(
         ("rule", "family", "healthy_step"),
-        [("loss-spike", "loss", 0), ("high-loss", "custom", 2), ("dropped-frames", "liveness", 2)],
+        [("loss-spike", "loss", 0), ("high-loss", "custom", 2)],
     )
     def test_is_not_compared_with_the_samples_of_an_earlier_incident_of_the_network(
         self, start, rule, family, healthy_step
@@ -359,6 +359,23 @@ class TestTheSubStep:
         api.send_ok(run_id, [gains_frame(0, 1.0), *ill, *well, *ill_again])
         within = api.get(f"/incidents/{incidents(api, run_id)[0]['incident_id']}")["within"]
         assert (within["block"], within["sub_step"], within["healthy_step"]) == (2, "feed-forward", healthy_step)
+
+    def test_is_compared_with_samples_of_an_earlier_incident_of_the_process(self, start):
+        bounds = {"of-process": 4, "of-states": 9}
+        rules = [
+            f"{{name: {name}, when: loss > {bound} for 1 sample, severity: warning}}" for name, bound in bounds.items()
+        ]
+        of_process, of_states = load(f"{{rules: [{', '.join(rules)}]}}")
+        api = start(rules=[replace(of_process, family="liveness"), replace(of_states, family="tse")])
+        run_id = api.register(num_blocks=6)
+        losses = [1.0, 5.0, 5.0, 10.0, 10.0]
+        ill = {"feedforward_gain": (2, 20.0)}
+        api.send_ok(run_id, [gains_frame(s, loss, **(ill if loss > 9 else {})) for s, loss in enumerate(losses)])
+        ids = {one["rule"]: one["incident_id"] for one in incidents(api, run_id)}
+        within = api.get(f"/incidents/{ids['of-states']}")["within"]
+        assert (within["block"], within["healthy_step"]) == (2, 2)
+        of_process = api.get(f"/incidents/{ids['of-process']}")["within"]
+        assert (of_process["block"], of_process["text"][:24]) == (None, "The cause is not a sub-s")
 
     def test_is_not_compared_with_a_sample_since_a_consequence_of_the_cause(self, start):
         cause = replace(OWN[0], name="token-similarity-escalation", family="tse")

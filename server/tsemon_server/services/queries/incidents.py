@@ -63,6 +63,9 @@ def sub_step(store: Store, run_id: str, asked: SubStepQuery) -> Within:
 
 
 def _within(reader: Reader, incident: Incident, since: Iterable[Frame]) -> Within:
+    if incident.family == "liveness":
+        told = Mechanism(text="The cause is not a sub-step: it is in the process or in how it is measured.")
+        return _told(told, Arrays(layers={}), None)
     left_step, ill = _left_step(reader, incident), _earlier(reader, incident)
     before = (
         frame
