@@ -94,17 +94,25 @@ def _blocks(compared: _Compared, values: Row, view: View) -> set[int]:
 
 
 def _stack(mask: Term, values: Row, view: View) -> set[int]:
-    """All blocks of the stack."""
-    return _numbers(np.arange(len(values[mask.index])), mask, view)
+    """All blocks of the stack, also if the mask's metric was not measured."""
+    if num_entries := len(values[mask.index]):
+        return _numbers(np.arange(num_entries), mask, view)
+    known = (len(of) - (LAYERED[name].axis == "activation") for name, of in view.layers.items() if name in LAYERED)
+    start = _start_of_stack(view)
+    return {*range(start, start + next(known, 0))}
 
 
 def _numbers(entries: NDArray[np.intp], mask: Term, view: View) -> set[int]:
     """An entry of an array of activations is the output of the block before it; the first is the input of a stack."""
-    inputs = is_of_states(mask)
-    place = 0
-    if view.stacks is not None and view.stack is not None:
-        place = view.stacks.spans(view.stacks.num_blocks)[view.stack].start
-    return {place + int(entry) - inputs for entry in entries if entry >= inputs}
+    inputs, start = is_of_states(mask), _start_of_stack(view)
+    return {start + int(entry) - inputs for entry in entries if entry >= inputs}
+
+
+def _start_of_stack(view: View) -> int:
+    """The number of its first block in the model."""
+    if view.stacks is None or view.stack is None:
+        return 0
+    return view.stacks.spans(view.stacks.num_blocks)[view.stack].start
 
 
 def is_of_states(term: Term) -> bool:

@@ -159,6 +159,11 @@ class TestThePack:
             if one.family in about_blocks and one.name not in unknown:
                 assert "where" in one.tree or any(m.kind != "scalar" for m in one.measures), one.name
 
+    def test_names_all_blocks_if_the_metric_of_where_was_not_measured(self):
+        view = View(0, {"loss": 20.0}, {"hidden_rms": np.ones(4), "param_norm": np.ones(3)})
+        assert blocks("loss > 10", view, where="grad_norm > 5", family="dead") == (0, 2)
+        assert blocks("loss > 10", view, where="grad_norm > 5", family="loss") is None
+
 
 class TestSeveralStacks:
     def stacked(self, grad_norm):
