@@ -11,7 +11,8 @@ from typing import Any
 from trials.judging import Summary, Verdict, judge_replayed
 from trials.recording import Frames, Trial, read_losses, write_trace
 from tsemon.catalogue import TIERS
-from tsemon.probes.parameters import ParameterProbe
+from tsemon.probes.grad_norms import GradNormProbe
+from tsemon.probes.losses import LossProbe
 from tsemon.schedule import SLOW_EVERY
 from tsemon_server.services.replay.many import replay_files
 from tsemon_server.services.replay.replaying import Replayed
@@ -20,6 +21,8 @@ HEAD = (
     "| gap | detected | verdict right | delay, median | incidents per run | alerts per run | healthy runs with an alert "
     "| alerts before the defect |"
 )
+AT_CLOSE = {"loss", *LossProbe.METRICS, *GradNormProbe.METRICS}
+"""Metrics of the frame that `close()` sends."""
 
 
 def judged_at(gap: int, trials: Sequence[Trial], folder: Path) -> list[Verdict]:
@@ -57,7 +60,7 @@ def thinned(frames: Frames, gap: int) -> Frames:
             overlaps.clear()
             num_kept += 1
     if not is_kept:
-        yield _only(frame, lambda name: name in ParameterProbe.PARAMETERS)
+        yield _only(frame, lambda name: name in AT_CLOSE)
 
 
 def _only(frame: dict[str, Any], is_wanted: Callable[[str], bool]) -> dict[str, Any]:
