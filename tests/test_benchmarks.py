@@ -31,8 +31,8 @@ class TestStepOverhead:
         svg = tmp_path / "ratios.svg"
         printed = run("step_overhead.py", "--size", "tiny", "--rounds", "1", "--cycles", "1", "--svg", svg)
         rows = re.findall(r"^\| ([^|]+) \| [\d.]+(?: \| [\d.]+ \| [\d.]+ to [\d.]+){2} \|$", printed, re.MULTILINE)
-        ours = ["none", "unsampled", "sampled", "sampled, slow tier too", "amortised", "naive hooks"]
-        ours += ["cockpit economy (equivalent)"]
+        ours = ["none", "unsampled", "sampled", "sampled, slow tier too", "amortised"]
+        ours += ["sampled, those on demand too", "naive hooks", "cockpit economy (equivalent)"]
         assert [name for name in rows if not name.startswith("wandb")] == ours
         assert '| wandb.watch(log="all") |' in printed  # with figures, or with what to install
         assert svg.read_text().count("<circle") == len(rows) - 1
