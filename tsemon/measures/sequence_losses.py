@@ -18,6 +18,8 @@ TOLERANCE = 0.01
 """Largest relative difference between the mean of the sequences' losses and the loss of the step."""
 EXACT, FAR = 1e-4, 0.05
 """A mean within EXACT is the loss itself. A way to read the labels that is FAR off is not meant."""
+ROUNDING = 2**-23
+"""How inexact the logarithm of a sum near 1 is in float32: much, relative to a loss near 0."""
 
 
 def sequence_loss_sums(logits: Tensor, labels: Tensor) -> Tensor:
@@ -84,5 +86,5 @@ def _distance(sums_2B: Tensor, references: Sequence[float], num_items: float) ->
 def _relative(mean: float, reference: float) -> float:
     if mean == reference or (math.isnan(mean) and math.isnan(reference)):
         return 0.0
-    difference = abs(mean - reference) / max(abs(reference), 1e-12)
-    return math.inf if math.isnan(difference) else difference
+    difference = max(abs(mean - reference) - ROUNDING, 0.0) / max(abs(reference), 1e-12)
+    return math.inf if math.isnan(mean - reference) else difference
