@@ -46,31 +46,30 @@ COLUMNS = (
     "leaves nothing",
     "copies, pickles",
 )
-HEADER = """# Ways to train, and what tsemon does in each
+HEADER = """# Supported ways to train
 
-`tests/setups` trains a small model in each of these ways, with and without tsemon, and the table shows the results.
-`scripts/compatibility.py` generates this page, and the tests compare it with their results. Do not edit it.
+Tests train a small model in each of these ways, with and without tsemon. `scripts/compatibility.py` generates this page from
+their results. Do not edit it.
 
-The last section, "Public models and loops", comes from `tests/zoo`: small public models with random weights, and models
-with the structure of public training code. Its tests compare token similarity and diversity, effective rank, attention
-entropy (mean and lowest head), maximum attention logit, norms, update ratio and saturation with a float64 computation on
-tensors that their own hooks capture. The relative tolerance is 1e-5.
+The last section, "Public models and loops", comes from `tests/zoo`: small public models with random weights, and models with
+the structure of public training code. All other rows come from `tests/setups`. The tests in `tests/zoo` compare token
+similarity and diversity, effective rank, attention entropy (mean and lowest head), maximum attention logit, norms, update
+ratio and saturation with a float64 computation on tensors from hooks of their own. The relative tolerance is 1e-5.
 
-- blocks: number of blocks that tsemon finds in each stack. An encoder with 2 blocks and a decoder with 2 are "2 + 2".
-- trains bit-equal: losses, parameters, buffers and random state are the same, bit for bit, with every step sampled and
-  with every second, and tsemon causes no new warnings.
-- hidden states to saturation: every block has all of these [measures](measures.md), and they agree with plain hooks that
-  compute them by definition. A number leads to the reason in `monitor.status` for a missing measure. Measures that only
-  every tenth sample has are taken from the first sample.
-- same graphs: `torch.compile` compiles neither more nor other graphs.
+- blocks: number of blocks found in each stack. "2 + 2" is an encoder and a decoder.
+- trains bit-equal: losses, parameters, buffers and random state are bit-identical, whether tsemon samples every step or
+  every second step, and tsemon causes no new warnings.
+- hidden states to saturation: every block has all of these [metrics](measures.md), and they agree with plain hooks
+  that compute them by definition. Metrics of every tenth sample are taken from the first sample.
+- same graphs: `torch.compile` compiles the same graphs.
 - leaves nothing: after `close()`, no new hook or attribute remains, and a second `attach` measures the same.
-- copies, pickles: `copy.deepcopy` and `pickle` of the watched model work as they do without tsemon.
+- copies, pickles: `copy.deepcopy` and `pickle` of the watched model work as without tsemon.
 - A dash: does not apply.
-- wrong: a known error of tsemon, either a number that disagrees or a missing value without a true reason.
+- wrong: a known error of tsemon, either a wrong number or a missing value without a true reason.
 """
 
 
-WORDS = "The numbers refer to these reasons from `monitor.status`, and to these known errors:"
+WORDS = "Numbers in the table refer to reasons from `monitor.status` and to known errors:"
 
 
 class Row(TypedDict):
