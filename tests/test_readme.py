@@ -133,6 +133,33 @@ class TestItsNumbers:
         assert f"Median overhead: {short_ratio} in the {num_short} trainings above" in FLAT
         assert f"{long_ratio} in {num_long} healthy runs of {steps:,} steps" in FLAT
 
+    def test_of_detection_meet_the_targets(self):
+        """Benchmarks of hours stand behind these figures, so a page with worse ones is not published by accident."""
+        page = (ROOT / "docs/detection.md").read_text()
+        short, long, planted = (
+            re.search(rf"<!-- {kind} summary -->(.*?)<!--", page, re.DOTALL)[1] for kind in ("live", "long", "planted")
+        )
+
+        def numbers(pattern, text):
+            return [int(number) for number in re.search(pattern, text).groups()]
+
+        num_found, num_harmed, delay = numbers(r"(\d+) of (\d+) harmed runs found, delay (\d+) steps", short)
+        assert num_found >= 0.95 * num_harmed
+        assert delay <= 60
+        num_right, num_judged = numbers(r"verdict of the right family: (\d+) of (\d+);", short)
+        assert num_right >= 0.9 * num_judged
+        for what in ("a critical incident of a wrong family", "the best rule on the loss", "false alerts"):
+            assert f"{what}: 0" in short
+        assert "runs with an alert: 0" in long
+        assert numbers(r"runs that zoomed in: (\d+)", long)[0] <= 0.1 * numbers(r"(\d+) runs,", long)[0]
+        for what, least in (("block within 2", 0.9), ("sub-step right", 0.8)):
+            num_right, num_judged = numbers(rf"{what}: (\d+) of (\d+)", planted)
+            assert num_right >= least * num_judged
+        held_out = table("detection.md", "family")["held out"]
+        assert int(held_out["verdict right"]) >= 0.9 * int(held_out["runs"])
+        assert int(held_out["detected"]) >= 0.97 * int(held_out["runs"])
+        assert int(held_out["critical, wrong family"]) <= 0.03 * int(held_out["runs"])
+
     def test_of_the_cost_are_those_of_the_benchmark(self):
         rows = table("benchmarks.md", "condition")
         for name, condition in (("not sampled", "unsampled"), ("sampled", "sampled"), ("whole run", "amortised")):
