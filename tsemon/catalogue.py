@@ -566,7 +566,7 @@ CATALOGUE: tuple[Metric, ...] = (
     _per_run(
         name="loss_recent",
         title="mean training loss of the last 5 steps",
-        equation=f"mean of the finite ones of the last {NUM_RECENT} losses, however near the last sample is",
+        equation=f"mean of the finite ones of the last {NUM_RECENT} losses, however near the last sample is; NaN if few are",
         low=None,
     ),
     _per_run(

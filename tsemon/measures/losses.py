@@ -64,8 +64,11 @@ def recent_metrics(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     deviation_N = torch.where(is_known_N, before_N - level[..., None], 0.0)
     noise = (deviation_N.square().sum(dim=-1) / count).sqrt()
     are_enough = count >= NUM_OF_NOISE / 2
+    recent_N = steps_N[..., -NUM_RECENT:]
+    num_recent = (~recent_N.isnan()).sum(dim=-1)
+    are_lost = (num_recent < NUM_RECENT / 2) & (num_recent < (~steps_N.isnan()).sum(dim=-1))  # not only too early
     return {
-        "loss_recent": steps_N[..., -NUM_RECENT:].nanmean(dim=-1),
+        "loss_recent": torch.where(are_lost, torch.nan, recent_N.nanmean(dim=-1)),
         "loss_before": torch.where(are_enough, level, torch.nan),
         "loss_noise": torch.where(are_enough, noise, torch.nan),
     }
