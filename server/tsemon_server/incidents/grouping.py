@@ -232,10 +232,18 @@ def _belongs(symptom: Symptom, incident: Incident) -> bool:
         return False
     if until is None or until >= symptom.left_step:
         return not (_is_another(symptom, incident) or _is_later(symptom, incident))
+    if _begins_elsewhere(symptom, incident):
+        return False
     if symptom.firing_step <= until + FLAPS_WITHIN:
         return any(one.rule == symptom.rule or _leads_to(one, symptom) for one in incident.symptoms)
     # Samples may be hundreds of steps apart, so an alert flaps that comes again after as many steps as it lasted.
     return any(one.rule == symptom.rule and symptom.firing_step <= until + _duration(one) for one in incident.symptoms)
+
+
+def _begins_elsewhere(symptom: Symptom, incident: Incident) -> bool:
+    """True for NaN that comes again, but from another block."""
+    before = [one.blocks for one in incident.symptoms if one.rule == symptom.rule and one.blocks is not None]
+    return symptom.rule in FINAL and symptom.blocks is not None and bool(before) and symptom.blocks not in before
 
 
 def _duration(over: Symptom) -> int:

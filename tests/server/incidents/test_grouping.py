@@ -131,6 +131,17 @@ class TestAnIncident:
         flaps = [alert("loss-spike", step, step + 5, over=step + 10) for step in (0, 20 + FLAPS_WITHIN)]
         assert len(verdicts(*flaps)) == 2
 
+    def test_does_not_count_nan_that_begins_in_another_block_as_flapping(self):
+        nan = alert("non-finite-update", 400, 400, over=410, blocks=(2, 3))
+        spread = alert("loss-not-finite", 402, 402, over=410, blocks=(0, 3))
+        again = alert("non-finite-update", 600, 600, blocks=(1, 3))
+        first, second = verdicts(
+            nan, spread, again, replace(spread, left_step=602, firing_step=602, resolved_step=None)
+        )
+        assert (first.blocks, first.left_step, second.blocks, second.left_step) == ((2, 3), 400, (1, 3), 600)
+        assert second.alerts == ["non-finite-update", "loss-not-finite"]
+        assert len(verdicts(nan, replace(again, blocks=(2, 3)))) == 1
+
     def test_counts_an_alert_that_flaps_once_however_far_apart_samples_are(self):
         flaps = [alert("loss-spike", step, step + 500, over=step + 2000) for step in range(0, 9000, 3000)]
         assert len(verdicts(*flaps)) == 1
