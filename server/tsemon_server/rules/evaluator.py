@@ -193,9 +193,12 @@ def _known_before(standing: Standing, step: int) -> Change:
 
 
 def _shown(compiled: Compiled, stack: int, looks: Sequence[Look]) -> Look:
-    """The stack that an alert shows: for a rule on the whole run, one in which its further numbers are known."""
+    """The stack that an alert shows: for a rule on the whole run, where its blocks are, or its further numbers known."""
     if any(measure.kind != "scalar" for measure in compiled.when.measures):
         return looks[stack]
+    for look in looks if len(looks) > 1 else ():
+        if compiled.where.finds(look.values, look.view):
+            return look
     known = (look for look in looks if None not in evidence.numbers(compiled, look.values).values())
     return next(known, looks[stack])
 

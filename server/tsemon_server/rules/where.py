@@ -17,6 +17,8 @@ from tsemon_server.rules.program import Measure, Program, Term, View
 
 _OF_ANY = "min", "max", "mean", "median", "last"
 """Reductions over layers that are beyond a threshold because layers are."""
+OF_NO_BLOCK = "loss", "diverge"
+"""Families of failures that may begin behind the blocks."""
 
 
 class _Compared(NamedTuple):
@@ -32,7 +34,7 @@ class _Compared(NamedTuple):
 class Where:
     """Finds the blocks in which a rule is met.
 
-    By its `where`; if no block meets it, the failure is of the whole stack, or, for a rule on the loss, of no block.
+    By its `where`; if no block meets it, the failure is of the whole stack, or, for `loss` and `diverge`, of no block.
     Without `where`, by each comparison of `when` that holds and that has values of layers: the blocks in which all of
     these hold, or, if no block meets them all, the blocks of the first of them.
     """
@@ -40,7 +42,7 @@ class Where:
     def __init__(self, part: Part, program: Program) -> None:
         """`part`: the definition with its lines parsed. Raises Mistake."""
         self._is_given = "where" in part
-        self._is_of_stack = self._is_given and not ("family" in part and part["family"].data == "loss")
+        self._is_of_stack = self._is_given and not ("family" in part and part["family"].data in OF_NO_BLOCK)
         if self._is_given:
             self._compared = [_Compared(None, mask(part["where"], program))]
         else:
@@ -60,6 +62,10 @@ class Where:
         if self._is_of_stack and not found:
             found = found.union(*(_stack(self._compared[0].mask, values, view) for values, view in seen))
         return (min(found), max(found)) if found else None
+
+    def finds(self, values: Row, view: View) -> bool:
+        """True if a block of this stack meets it."""
+        return bool(self._found(values, view))
 
     def _found(self, values: Row, view: View) -> set[int]:
         found = set[int]()

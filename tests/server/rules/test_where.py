@@ -176,6 +176,12 @@ class TestSeveralStacks:
         assert blocks("loss > 10", self.stacked([1, 9, 1, 9]), where=where) == (1, 3)
         assert blocks("loss > 10", self.stacked([1, 1, 1, 1]), where=where, family="norm") == (0, 3)
 
+    def test_are_shown_with_the_numbers_of_their_stack(self):
+        one = rule("loss > 10", where="grad_norm > 5", evidence={"largest": "max(grad_norm)"}, **{"for": AT_ONCE})
+        for of_blocks, block, largest in (([1, 2, 3, 9], 3, 9), ([1, 8, 3, 2], 1, 8)):
+            found = seen(one, [self.stacked(of_blocks)])
+            assert (found["blocks"], found["numbers"]["largest"]) == ((block, block), largest)
+
 
 class TestInfinity:
     def test_is_where_the_rule_is_met(self):
