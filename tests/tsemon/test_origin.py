@@ -220,7 +220,7 @@ class TestWhereItIsNotSeen:
         assert first.rule.name == "non-finite-update"
         assert first.evidence["step"] == BROKEN_AT
         assert first.evidence["blocks"] is None
-        assert "All hidden states before this step were finite" in first.advice["text"]
+        assert "were finite: look at the batch of this step" in first.advice["text"]
         assert "begins in block" not in first.advice["text"]
         assert after.rule.name == "loss-not-finite"
         assert "begins in block" not in after.advice["text"]
@@ -325,16 +325,48 @@ class TestTheGradientThatIsRead:
         assert len(passes) == num_passes
         assert loop.not_finite == ""
 
-    def test_is_read_until_the_first_that_is_not_finite(self, loop, passes):
+    def test_is_read_again_only_after_a_recovery(self, loop, passes):
         loop.run(BROKEN_AT)
         assert loop.is_watched
         num_passes = len(passes)
         loop.break_weight()
         loop.run(1)
         assert len(passes) == num_passes + 1
-        assert not loop.is_watched
         loop.run(30)
         assert sum("nonfinite_parameters" in frame["scalars"] for frame in loop.frames().values()) == 1
+
+    def test_is_read_again_after_a_checkpoint_is_loaded(self, loop):
+        loop.run(BROKEN_AT)
+        saved = copy.deepcopy((loop.model.state_dict(), loop.optimizer.state_dict()))
+        loop.break_weight()
+        loop.run(10)
+        loop.model.load_state_dict(saved[0])
+        loop.optimizer.load_state_dict(saved[1])
+        loop.run(67)
+        with torch.no_grad():
+            loop.model.layers[2].linear1.weight[0, 0] = math.nan
+        loop.run(1)
+        assert "NaN or infinity begins in the output of layers.2" in loop.not_finite
+        frames = loop.frames()
+        found = [step for step, frame in frames.items() if "nonfinite_parameters" in frame["scalars"]]
+        assert found == [BROKEN_AT, BROKEN_AT + 77]
+        assert values_of(frames[found[1]], "nonfinite") == [0, 0, 0, 1]
+
+    def test_raises_no_alert_if_the_optimizer_skips_the_step(self, tmp_path, passes):
+        class Careful(torch.optim.AdamW):
+            def step(self, closure=None):
+                gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+                if all(gradient.isfinite().all() for gradient in gradients):
+                    super().step(closure)
+
+        loop = Loop(tmp_path, Careful)
+        loop.run(BROKEN_AT, gives_loss=False)
+        num_passes = len(passes)
+        for _ in range(20):
+            loop.run(1, factor=math.nan, gives_loss=False)
+        assert ". The optimizer skipped this step" in loop.not_finite
+        assert len(passes) < num_passes + 8
+        assert loop.alerts() == []
 
     def test_is_not_read_with_a_fixed_interval(self, tmp_path):
         loop = Loop(tmp_path, every=20, budget=0.01)
@@ -354,7 +386,7 @@ class TestTheGradientThatIsRead:
         witness.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
         loop.break_weight()
         loop.run(2)
-        assert "because the gradient that is read at every step was finite, or there was none" in loop.not_finite
+        assert "because the optimizer took no step with a gradient that is not finite" in loop.not_finite
         assert loop.monitor.status.num_faults == 0
 
     def test_is_read_out_of_sight_of_the_users_modes(self, loop):

@@ -265,7 +265,10 @@ class Probe:
             if self._is_late:
                 del reading.layers["nonfinite"]
                 self.not_measured["nonfinite"] = text
-        if nonfinite is not None and not parameters.are_most:
+        is_skipped = self._witness is not None and not self._witness.has_spread
+        if is_skipped:
+            text += ". The optimizer skipped this step"
+        elif nonfinite is not None and not parameters.are_most:
             reading.scalars[NONFINITE_PARAMETERS] = float(len(parameters.names))
         self.how[ORIGIN] = f"the gradient of step {step}. {text}. Before this step, {parameters}"
 
@@ -369,8 +372,8 @@ class Probe:
         self._forget_inputs()
         self._origin = None
         self._is_late = False
-        if self._witness is not None and self._witness.is_done:
-            self._witness.close()
+        if self._witness is not None:
+            self._guard.run(self._witness.renew)
 
     def close(self) -> None:
         """Take out every hook for good."""

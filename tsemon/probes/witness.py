@@ -6,6 +6,7 @@ step of the optimizers, on the CPU only: on other devices this would wait.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -23,10 +24,15 @@ from tsemon.probes.hooks import Guard, is_transformed
 
 SHORT = 128
 """A list of at most this many entries is made faster than a tensor of one entry."""
+MAX_LOOKS = 8
+"""How often NaN may begin again in a run."""
 
 
 class Witness:
-    """A hook of the optimizers that stays until the gradient is not finite for the first time."""
+    """A hook of the optimizers that calls a function when the gradient is not finite.
+
+    It does so once, and then again only after `renew`.
+    """
 
     def __init__(
         self,
@@ -40,14 +46,28 @@ class Witness:
         self._is_short = len(parameter) <= SHORT
         self._on_nonfinite = weakref.WeakMethod(on_nonfinite)  # an optimizer must not keep the monitor
         self.is_done = False
-        self.why_not = "the gradient that is read at every step was finite, or there was none"
+        self._num_looks_left = MAX_LOOKS
+        self.why_not = "the optimizer took no step with a gradient that is not finite"
         """Why nothing was noticed."""
         self._handles = [optimizer.register_step_pre_hook(self) for optimizer in optimizers]
 
     def close(self) -> None:
-        self.is_done = True
+        self.is_done, self._num_looks_left = True, 0
         while self._handles:
             self._handles.pop().remove()
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether the parameter itself is not finite, as after a step that the optimizer did not skip."""
+        return not math.isfinite(self._parameter.detach()[0].item())
+
+    def renew(self) -> None:
+        """At a sample: look again if the parameter and its gradient are finite, as after a checkpoint was loaded."""
+        if not self._num_looks_left:
+            self.close()
+        elif self.is_done and not self.has_spread:
+            gradient = self._parameter.grad
+            self.is_done = gradient is not None and not math.isfinite(gradient[0].item())
 
     def __call__(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Between two steps the processor has forgotten all of this. Therefore it runs unguarded, and reads a single entry,
@@ -64,15 +84,17 @@ class Witness:
                         self._meet(optimizer, args, kwargs)  # which counts its own time
                         return
             except Exception as error:
-                self.is_done = True
+                self.is_done, self._num_looks_left = True, 0
                 self._guard.on_fault(error)
         self._guard.cost_s += perf_counter() - start
 
     def _meet(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.is_done or is_transformed() or getattr(optimizer, "found_inf", None) is not None:
             return  # found_inf: a gradient scaler skips the step
-        self.is_done = True  # the hook is taken out later: the optimizer goes through its hooks now
+        self.is_done = True
+        self._num_looks_left -= 1  # the hook is taken out later: the optimizer goes through its hooks now
         if any(closure is not None for closure in (*args[1:2], kwargs.get("closure"))):  # Accelerate passes None
+            self._num_looks_left = 0
             self.why_not = "the optimizer is given a closure, which computes the gradients after they are read"
         elif (on_nonfinite := self._on_nonfinite()) is not None:
             on_nonfinite()
