@@ -10,6 +10,7 @@ import torch
 import tsemon
 from tests import zoo
 from tests.frames import frames_in
+from tsemon.measures import loss_recent
 from tsemon.probes.every_step import MAX_STEPS, NUM_PER_STACK
 from tsemon.probes.losses import LossProbe
 
@@ -184,3 +185,14 @@ class TestStatus:
         (only,), monitor = told(tmp_path, [1.0], measures=["token_similarity"])
         assert "loss_mean" not in only
         assert "loss_mean" not in monitor.status.not_measured
+
+
+class TestTheRecentLoss:
+    def test_is_not_one_loss_after_a_recovery_from_nan(self):
+        healthy, lost = [1.0] * 20, [math.nan] * 9
+        assert loss_recent(torch.tensor([*healthy, *lost, 0.5])).isnan()
+        assert loss_recent(torch.tensor([*healthy, *lost, 0.5, 0.6])).isnan()
+        assert loss_recent(torch.tensor([*healthy, *lost, 0.5, 0.6, 0.7])).item() == pytest.approx(0.6)
+
+    def test_is_the_mean_of_the_few_losses_that_there_are_at_first(self):
+        assert loss_recent(torch.tensor([0.5])).item() == 0.5
