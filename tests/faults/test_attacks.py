@@ -331,7 +331,7 @@ class TestAnExportThatIsReadForEver:
             said += slow.recv(2**14)
             held.append(holds_a_state())
             time.sleep(0.2)
-        assert held[0]
+        assert any(held)
         began = time.monotonic()
         await_true(lambda: not holds_a_state(), "nobody holds a state of the database")
         assert time.monotonic() - began < 10, "it did so before it was cut for being deaf"
