@@ -665,12 +665,21 @@ class TestDeadUnits:
 def slow(rate, loss, steps=range(0, 400, 10)):
     for step in steps:
         scalars = {"step_size": 1e3 * rate(step), "total_param_norm": 100.0, "learning_rate": rate(step)}
-        yield View(step, scalars | {"loss": loss(step), "loss_mean": loss(step)})
+        yield View(
+            step, scalars | {"loss": loss(step), "loss_mean": loss(step), "loss_before": loss(max(step - 24, 0))}
+        )
 
 
 class TestUpdates:
     def test_that_are_too_small_to_learn_from_are_told(self):
         assert names(slow(lambda step: 1e-6, lambda step: 3 - 1e-5 * step)) == {"updates-too-small"}
+
+    def test_that_are_too_small_are_told_though_means_of_a_few_losses_vary(self):
+        """In a zoom, `loss_mean` is of some 5 losses, and the lowest of several means is lower than the loss."""
+        views = [*slow(lambda step: 1e-6, lambda step: 3 - 1e-4 * step, [0, 20, 300, 600, *range(605, 640, 5)])]
+        for view in views:
+            view.scalars["loss_mean"] *= 0.95 if view.step > 600 else 1.0
+        assert names(views) == {"updates-too-small"}
 
     def test_that_are_small_at_the_end_of_a_schedule_are_not(self):
         assert names(slow(lambda step: 1e-6 if step > 200 else 1e-3, lambda step: 1 + 2 / (1 + step / 10))) == set()
