@@ -4,11 +4,12 @@ Trains small models that fail in known ways while `tsemon serve` evaluates them 
 that `attach` has by default. Alerts are read over REST when the run has ended.
 
     python benchmarks/live.py [--seeds N] [--steps N] [--only NAME ...] [--gap N] [--no-zooms] [--page FILE]
+    python benchmarks/live.py --unseen [--seeds N] [--only NAME ...] [--page FILE]
     python benchmarks/live.py --healthy [--steps N] [--only NAME ...] [--page FILE]
 
-The second command trains 30 healthy models for 5,000 steps each. --gap 5, 50 or 200 shows what other numbers of samples
-detect, with zooms and without. All times are CPU times, so that other work on the machine hardly changes the overhead and
-which steps are sampled.
+The second command trains models that no rule was tried on, the third one 30 healthy models for 5,000 steps each. --gap 5,
+50 or 200 shows what other numbers of samples detect, with zooms and without. All times are CPU times, so that other work
+on the machine hardly changes the overhead and which steps are sampled.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pathlib import Path
 
 import torch
 from detection import alarms_of, incidents_of, service
-from trials.default import FAILING, SEEDS, TWINS, seeded
+from trials import default, unseen
+from trials.default import seeded
 from trials.healthy import HEALTHY
 from trials.judging import judge
 from trials.outcomes import HEAD, HEALTHY_HEAD, Outcome, gap_table, healthy_tables, live_tables
@@ -37,16 +39,17 @@ from tsemon_client import Client
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many seeds of each training")
+    parser.add_argument("--seeds", type=int, help="how many seeds of each training")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these trainings and their control runs")
     parser.add_argument("--no-zooms", action="store_true", help="never sample more often at a sign of trouble")
     parser.add_argument("--gap", type=int, metavar="N", help="sample every N steps outside of zooms, whatever it costs")
     parser.add_argument("--steps", type=int, help="steps of each training; a defect sets in halfway, as in longer ones")
+    parser.add_argument("--unseen", action="store_true", help="trainings that no rule was tried on, and no others")
     parser.add_argument("--healthy", action="store_true", help="long healthy trainings, and no others")
     parser.add_argument("--page", type=Path, help="write the tables between the marks of this page: docs/detection.md")
     options = parser.parse_args()
-    if options.healthy and options.page and (options.gap or options.no_zooms):
-        parser.error("--page has the healthy runs of the default cadence only: leave out --gap and --no-zooms")
+    if (options.healthy or options.unseen) and options.page and (options.gap or options.no_zooms):
+        parser.error("--page has these runs at the default cadence only: leave out --gap and --no-zooms")
     torch.set_num_threads(1)
     count_cpu_time()
     if options.no_zooms:
@@ -54,7 +57,12 @@ def main() -> None:
     if options.gap:
         schedule.FIRST_GAP = options.gap
         Cadence._gap_for = lambda self, cost_s, step_s: options.gap  # type: ignore[method-assign]
-    trials = healthy(options.only) if options.healthy else tuple(seeded(chosen(options.only), SEEDS[: options.seeds]))
+    some = unseen if options.unseen else default
+    trials = (
+        healthy(options.only)
+        if options.healthy
+        else tuple(seeded(chosen(some.TWINS, some.FAILING, options.only), some.SEEDS[: options.seeds]))
+    )
     if options.steps:
         trials = tuple(trial.lasting(options.steps) for trial in trials)
     head = HEALTHY_HEAD if options.healthy else HEAD
@@ -68,7 +76,7 @@ def main() -> None:
     elif options.gap or options.no_zooms:
         tables = gap_table(outcomes, options.gap, has_zooms=not options.no_zooms)
     else:
-        tables = live_tables(outcomes)
+        tables = live_tables(outcomes, "unseen" if options.unseen else "live")
     print("\n" + "\n\n".join("\n".join(lines) for lines in tables.values()))
     if options.page is not None:
         options.page.write_text(filled(options.page.read_text(), tables))
@@ -84,10 +92,11 @@ def healthy(names: Sequence[str] | None) -> tuple[Trial, ...]:
     return tuple(trial for trial in HEALTHY if names is None or trial.name in names)
 
 
-def chosen(names: Sequence[str] | None) -> tuple[Trial, ...]:
-    failing = tuple(trial for trial in FAILING if names is None or trial.name in names)
-    twins = {trial.twin for trial in failing} | {*(names or (trial.name for trial in TWINS))}
-    return tuple(trial for trial in TWINS if trial.name in twins) + failing
+def chosen(controls: Sequence[Trial], failing: Sequence[Trial], names: Sequence[str] | None) -> tuple[Trial, ...]:
+    """Return the failing trainings of these names, after their control runs."""
+    some = tuple(trial for trial in failing if names is None or trial.name in names)
+    twins = {trial.twin for trial in some} | {*(names or (trial.name for trial in controls))}
+    return tuple(trial for trial in controls if trial.name in twins) + some
 
 
 def watched(trials: Iterable[Trial]) -> Iterator[Outcome]:

@@ -18,15 +18,16 @@ STEPS, EVENT = 1000, 500
 SEEDS = 71, 72, 73
 
 
-def _twin(name: str, subject: s.Make, about: str, rate: float) -> Trial:
+def control(name: str, subject: s.Make, about: str, rate: float) -> Trial:
+    """A healthy training."""
     return Trial(name=name, subject=subject, about=about, rate=rate, warmup=40, steps=STEPS, every=None)
 
 
-TEXT = _twin("text", s.language, "tsemon's language model, pre-norm, 5 blocks", 2.5e-3)
-DIGITS = _twin("digits", s.vision, "tsemon's vision transformer, pre-norm, 5 blocks", 1.5e-3)
-GPT2 = _twin("gpt2", s.gpt2, "Hugging Face's GPT-2, 4 blocks", 1.5e-3)
-BERT = _twin("bert", s.bert, "Hugging Face's BERT, 4 blocks, padded", 1.5e-3)
-VIT = _twin("vit", s.hugging_face_vit, "Hugging Face's ViT, 4 blocks", 1e-3)
+TEXT = control("text", s.language, "tsemon's language model, pre-norm, 5 blocks", 2.5e-3)
+DIGITS = control("digits", s.vision, "tsemon's vision transformer, pre-norm, 5 blocks", 1.5e-3)
+GPT2 = control("gpt2", s.gpt2, "Hugging Face's GPT-2, 4 blocks", 1.5e-3)
+BERT = control("bert", s.bert, "Hugging Face's BERT, 4 blocks, padded", 1.5e-3)
+VIT = control("vit", s.hugging_face_vit, "Hugging Face's ViT, 4 blocks", 1e-3)
 TWINS = TEXT, DIGITS, GPT2, BERT, VIT
 
 late, unseen = {"event_step": EVENT}, {"event_step": EVENT, "shows_in_loss": False}

@@ -97,12 +97,12 @@ HEAD = "| run | family | steps | samples | zoomed in | overhead | onset | loss r
 HEALTHY_HEAD = "| run | setting | steps | step, ms | loss | samples | zoomed in | overhead | alerts |"
 
 
-def live_tables(outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
-    """The tables by the marks around them in docs/detection.md."""
+def live_tables(outcomes: Sequence[Outcome], name: str) -> dict[str, list[str]]:
+    """The tables by the marks around them in docs/detection.md. name: `live` or `unseen`."""
     return {
-        "live conditions": [conditions(len(outcomes)).strip()],
-        "live defects": list(_defects(outcomes)),
-        "live summary": _live_summary(outcomes),
+        f"{name} conditions": [conditions(len(outcomes)).strip()],
+        f"{name} defects": list(_defects(outcomes)),
+        f"{name} summary": _live_summary(outcomes),
     }
 
 
