@@ -3,7 +3,7 @@
 Trains small models with a damaged sub-step in a known block, while `tsemon serve` evaluates them in a process of its own.
 The incident is read over REST when the run has ended.
 
-    python benchmarks/planted.py [--seeds N] [--only NAME ...] [--page FILE]
+    python benchmarks/planted.py [--blocks N] [--seeds SEED ...] [--only NAME ...] [--page FILE]
 """
 
 from __future__ import annotations
@@ -87,18 +87,20 @@ class Found:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many seeds of each training")
+    parser.add_argument("--blocks", type=int, default=6, metavar="N", help="number of blocks of the models")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, metavar="SEED", help="seeds of each training")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these trainings")
     parser.add_argument("--page", type=Path, help="write the figures between the marks of this page: docs/detection.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    chosen = [p for p in plants(SEEDS[: options.seeds]) if options.only is None or p.trial.name in options.only]
+    chosen = [p for p in plants(options.seeds, options.blocks) if options.only is None or p.trial.name in options.only]
     print(f"{conditions(len(chosen))}\n{HEAD}\n|{'---|' * HEAD.count(' | ')}---|", flush=True)
     found = []
     for one in watched(chosen):
         print(one, flush=True)
         found.append(one)
-    tables = {"planted conditions": [conditions(len(found)).strip()], "planted summary": summary(found)}
+    place = f"planted {options.blocks}"
+    tables = {f"{place} conditions": [conditions(len(found)).strip()], f"{place} summary": summary(found)}
     print("\n" + "\n\n".join("\n".join(lines) for lines in tables.values()))
     if options.page is not None:
         options.page.write_text(filled(options.page.read_text(), tables))

@@ -6,7 +6,7 @@ Two public models and two of tsemon's own, each with every damage that its block
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -19,7 +19,6 @@ from trials.defects import Defect, Lab
 from trials.recording import Trial
 
 STEPS, EVENT = 700, 400
-DEPTH = 6
 SubStep = Literal["norm", "residual", "attention", "feed-forward"]
 
 
@@ -117,20 +116,35 @@ DAMAGES: Mapping[str, tuple[SubStep, str, Damage]] = {
 class Kind:
     """A model, and how it is trained."""
 
-    subject: s.Make
+    subject: Callable[[int], s.Make]
+    """By number of blocks."""
     about: str
     rate: float
     parts: Parts
     is_post: bool = False
 
 
+def _text(depth: int) -> s.Make:
+    return partial(s.language, depth=depth)
+
+
+def _post(depth: int) -> s.Make:
+    return partial(s.language, depth=depth, norm="post")
+
+
+def _gpt2(depth: int) -> s.Make:
+    return partial(s.gpt2, layers=depth)
+
+
+def _bert(depth: int) -> s.Make:
+    return partial(s.bert, layers=depth)
+
+
 KINDS = {
-    "text": Kind(partial(s.language, depth=DEPTH), "tsemon's language model, pre-norm", 2.5e-3, OWN),
-    "post": Kind(
-        partial(s.language, depth=DEPTH, norm="post"), "tsemon's language model, post-norm", 1.5e-3, OWN, is_post=True
-    ),
-    "gpt2": Kind(partial(s.gpt2, layers=DEPTH), "Hugging Face's GPT-2", 1.5e-3, GPT2),
-    "bert": Kind(partial(s.bert, layers=DEPTH), "Hugging Face's BERT", 1.5e-3, BERT, is_post=True),
+    "text": Kind(_text, "tsemon's language model, pre-norm", 2.5e-3, OWN),
+    "post": Kind(_post, "tsemon's language model, post-norm", 1.5e-3, OWN, is_post=True),
+    "gpt2": Kind(_gpt2, "Hugging Face's GPT-2", 1.5e-3, GPT2),
+    "bert": Kind(_bert, "Hugging Face's BERT", 1.5e-3, BERT, is_post=True),
 }
 
 
@@ -145,13 +159,13 @@ class Plant:
     sub_step: SubStep
 
 
-def plants(seeds: tuple[int, ...]) -> Iterator[Plant]:
+def plants(seeds: Sequence[int], depth: int) -> Iterator[Plant]:
     """Return every damage in every model for each seed. The seed also draws the block."""
     for seed in seeds:
         for name, kind in KINDS.items():
             control = Trial(
                 name=f"{name}-{seed}",
-                subject=kind.subject,
+                subject=kind.subject(depth),
                 about=kind.about,
                 seed=seed,
                 rate=kind.rate,
@@ -163,7 +177,7 @@ def plants(seeds: tuple[int, ...]) -> Iterator[Plant]:
                 if damage == "residual" and not kind.is_post:
                     continue  # where the norm comes first, the residual alone cannot be scaled from outside
                 rng = random.Random(f"{name} {damage} {seed}")
-                block = rng.randrange(DEPTH)
+                block = rng.randrange(depth)
                 trial = control.failing(
                     f"{name}-{damage}-{seed}",
                     "fresh",
