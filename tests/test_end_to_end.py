@@ -183,6 +183,47 @@ class TestARunThatIsWatched:
             assert train_to(3) < train_to(7)
             assert client.find_run("slow").last_step == 0
 
+    def test_zooms_in_when_a_person_asks_and_the_sub_step_is_read_from_there(
+        self, service, client, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr("tsemon.attaching.Outbox", functools.partial(Outbox, heartbeat_s=0.05))
+        torch.manual_seed(0)
+        model, forward = zoo.gpt2(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
+        model.transformer.h[1].attn.c_proj.weight.data.mul_(400)
+        steps, budget = [], 1e-9  # after step 90, no sample for a long time
+        with tsemon.attach(model, run="calm", server=service.url, budget=budget, spool_dir=tmp_path) as monitor:
+
+            def train_until(condition):
+                deadline = time.monotonic() + 120
+                while not condition():
+                    if monitor.is_sampling:
+                        steps.append(monitor.num_steps)
+                    forward()
+                    monitor.step(loss=2.0)
+                    assert time.monotonic() < deadline, monitor.status
+
+            train_until(lambda: monitor.num_steps == 200)
+            asking = ["sub-step", "calm", "--zoom", "--timeout", "100", "--server", service.url]
+            with start_tsemon(*asking, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+                train_until(lambda: command.poll() is not None)
+                out, err = command.communicate()
+            assert command.returncode == 0, err
+            assert monitor.status.zooms.num == 1
+            assert monitor.status.zooms.reason == "a person asked"
+        zoom = [step for step in steps if step > 90][:4]
+        assert [step - zoom[0] for step in zoom] == [0, 4, 9, 13]
+        assert f"Samples of the zoom: steps {', '.join(map('{:,}'.format, zoom))}\n" in out
+        read_at = client.sub_step(client.find_run("calm").run_id, zoom[-1])
+        assert (read_at.block, read_at.sub_step) == (1, "attention")
+        assert read_at.step in zoom
+        assert f"Newest values up to step {read_at.step:,}: In block 1, the weights of attention" in out
+        assert "waiting for close samples of default/calm: 0 of 4" in err
+
+        code, out, err = commands.tsemon(*asking)
+        assert (code, "Samples" in out) == (0, False)
+        assert "cannot zoom in: it is finished; this is from its stored samples" in err
+        assert out.startswith("Newest values up to step ")
+
     def test_hears_of_its_alert_and_of_its_end(self, service, client, tmp_path):
         torch.manual_seed(0)
         model, told = Collapsing(), []

@@ -148,6 +148,12 @@ class WrongAlertState(TsemonError):
     status = 409
 
 
+class RunNotLive(TsemonError):
+    """The run has ended, or its process is silent."""
+
+    status = 409
+
+
 class BodyTooLarge(TsemonError):
     """A request's body is over the service's limit."""
 

@@ -16,7 +16,7 @@ import torch
 from tsemon.late import LateNumbers
 from tsemon.probes import Asked, Ranks
 from tsemon.schedule import ZOOM_GAP, ZOOM_SAMPLES
-from tsemon.wire import Alert
+from tsemon.wire import ASKED, Alert
 
 USUAL_STEPS = 12
 """Time constant of the running mean of the loss, in steps."""
@@ -415,7 +415,8 @@ class Suspicion:
         for alert_id in fresh:
             if is_zoomed_in or alert_id not in self._answered:
                 alert = known[alert_id]
-                return Sign(f"{alert.rule} {'is pending' if alert.state == 'pending' else 'fires'}", is_urgent=False)
+                reason = f"{alert.rule} {'is pending' if alert.state == 'pending' else 'fires'}"
+                return Sign(ASKED if alert.rule == ASKED else reason, is_urgent=False)
         if not fresh:
             self._settled = alerts
         return None

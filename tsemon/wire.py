@@ -77,6 +77,9 @@ RunState = Literal["running", "finished", "failed"]
 OnConflict = Literal["new", "take_over", "refuse"]
 AlertState = Literal["pending", "firing", "acknowledged", "resolved"]
 
+ASKED = "a person asked"
+"""In a response to a training process, the rule of the pending alert that stands for a person's request for a zoom."""
+
 
 class Array(NamedTuple):
     """Float32 values in row-major order. NaN and the infinities are values like any other.

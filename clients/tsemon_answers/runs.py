@@ -174,6 +174,17 @@ class Run(Record):
         return FIRST_CHOICE
 
 
+class Zoom(Record):
+    """A request for more samples of a run."""
+
+    run_id: str
+    """Run that was asked."""
+    attempt: int
+    """Attempt whose process gets the request with the response to its next frame or heartbeat."""
+    after_step: int | None
+    """Largest stored step at the request; the requested samples come later. Null before the first frame."""
+
+
 class Attempt(Record):
     """One start of the training process."""
 

@@ -30,6 +30,7 @@ from tsemon_answers.runs import (
     Tags,
     TagsQuery,
     TagUse,
+    Zoom,
 )
 from tsemon_answers.series import (
     CompareQuery,
@@ -154,6 +155,16 @@ def _find_run(name: str, project: str = "default") -> Talk[RunDetail]:
 def _run(run_id: str) -> Talk[RunDetail]:
     """One run with its blocks, config, attempts, recorded metrics and latest scalars. Raises UnknownRun."""
     return ask(Request(path_of("runs", run_id), RunDetail))
+
+
+@checked
+def _zoom(run_id: str) -> Talk[Zoom]:
+    """Ask a live run for four samples, 4 or 5 steps apart. Until its process has the request, asking again changes nothing.
+
+    The samples come later than `after_step`. None come if the training samples every N steps, or if it has used up its
+    zooms. Raises UnknownRun, RunNotLive if it has ended or is silent, Forbidden if the token is for reading only.
+    """
+    return ask(Request(path_of("runs", run_id, "zoom"), Zoom, method="POST"))
 
 
 @checked
@@ -285,6 +296,7 @@ class Calls:
     incidents = lists(made_of(_AllIncidents, _incidents))
     incident = asks(_incident)
     sub_step = asks(_of_run("sub-step", SubStepQuery, Within))
+    zoom = asks(_zoom)
     rules = asks(_rules)
     rule = asks(_rule)
     standing = asks(_standing)

@@ -130,6 +130,7 @@ class TestACall:
             ("test_rules", {"run_id": "ID"}),
             ("export", {"run_id": "ID", "path": "run.csv", "metrics": ["m"]}),
             ("sub_step", {"run_id": "ID", "step": 20, "attempt": 1, "healthy_step": 3}),
+            ("zoom", {"run_id": "ID"}),
             ("events", {"kinds": ["run"]}),
         ],
     )

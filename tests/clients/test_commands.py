@@ -12,6 +12,7 @@ import pytest
 from tests.clients.command_line import (
     DEPTH,
     NAN,
+    Terminal,
     change,
     environment,
     filled_service,
@@ -25,6 +26,7 @@ from tests.clients.command_line import (
 )
 from tsemon.wire import API
 from tsemon_client.commands.incidents import NONE_OPEN
+from tsemon_client.commands.sub_step import first_zoom
 
 
 @pytest.fixture(scope="module")
@@ -409,6 +411,51 @@ class TestIncidents:
         assert "entropy-collapse: loss is 20" in shown
         assert "also fired: loss-spike" in shown
         assert max(map(len, shown.splitlines())) <= 60
+
+
+class TestASubStep:
+    def test_after_a_zoom_waits_only_for_so_long(self, run, service, brief_id):
+        send(service.url, brief_id, [frame(0)])
+        code, out, err = run("sub-step", "brief/brief", "--zoom", "--timeout", "0")
+        assert (code, out) == (1, "")
+        assert "tsemon: the run has sent 0 of 4 close samples within 0 s" in err
+
+    def test_after_a_zoom_has_no_step_of_its_own(self, run):
+        code, _, err = run("sub-step", "demo/gpt", "--zoom", "--step", 3)
+        assert (code, "--zoom reads the newest samples" in err) == (2, True)
+
+    def test_after_a_zoom_leaves_quietly_at_ctrl_c(self, service, brief_id):
+        send(service.url, brief_id, [frame(0)])
+        terminal = Terminal(service, "sub-step", "brief/brief", "--zoom")
+        terminal.read_until("waiting for close samples of brief/brief: 0 of 4")
+        terminal.interrupt()
+        assert terminal.wait() == 130
+        assert "Traceback" not in terminal.shown
+        shown = terminal.output.decode()
+        assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is shown again"
+
+    def test_after_a_zoom_is_of_the_stored_samples_if_the_run_ends_before(self, service, brief_id):
+        send(service.url, brief_id, [frame(0)])
+        terminal = Terminal(service, "sub-step", "brief/brief", "--zoom")
+        terminal.read_until("waiting for close samples")
+        change(service.url, brief_id, "failed")
+        assert terminal.wait() == 0
+        assert "the run has failed; this is from its stored samples" in terminal.shown
+        assert "Newest values up to step 0: The sub-step is unknown" in terminal.shown
+
+    @pytest.mark.parametrize(
+        ("steps", "zoom"),
+        [
+            ([], ([], False)),
+            ([1000], ([1000], False)),
+            ([1000, 1500, 1504, 1509], ([1500, 1504, 1509], False)),
+            ([1000, 1500, 1504, 1509, 1513], ([1500, 1504, 1509, 1513], True)),
+            ([1000, 1500, 1504, 1552], ([1500, 1504], True)),
+            ([7, 8, 9, 10, 11], ([7, 8, 9, 10], True)),
+        ],
+    )
+    def test_is_read_from_the_first_samples_that_are_close(self, steps, zoom):
+        assert first_zoom(steps) == zoom
 
 
 @pytest.fixture(scope="class")

@@ -220,6 +220,7 @@ class TestAGeneratedClient:
         assert [one.incident_id for one in ask("list_incidents_of_run", run_id).incidents] == [incident.incident_id]
         assert ask("describe_incident", incident.incident_id).cause_id == alert.alert_id
         assert ask("find_sub_step", run_id, step=20).sub_step is None
+        assert ask("zoom_in", run_id).attempt == 1
         seen = models.Acknowledgement(by="ann")
         assert ask("acknowledge_alert", alert.alert_id, body=seen).state.value == "acknowledged"
         assert ask("unacknowledge_alert", alert.alert_id).state.value == "firing"

@@ -19,6 +19,7 @@ from tsemon_answers.runs import (
     RunPageQuery,
     Tags,
     TagsQuery,
+    Zoom,
 )
 from tsemon_server.access.gate import access_of
 from tsemon_server.access.needs import needs
@@ -58,6 +59,14 @@ async def change_run(run_id: RunId, request: Request, parts: TheParts) -> Run:
     work = functools.partial(ingest.change, run_id=run_id, body=body, watch=parts.watch)
     changed: Run = await asyncio.wrap_future(parts.store.write_soon(run_id, work))
     return changed
+
+
+@writers.post("/runs/{run_id}/zoom")
+@needs("admin", of="run")
+async def zoom_in(run_id: RunId, store: TheStore) -> Zoom:
+    """Ask a live run for closer samples. Until its process has the request, asking again changes nothing."""
+    asked: Zoom = await asyncio.wrap_future(store.write_soon(run_id, lambda writer: writer.runs.ask_for_zoom(run_id)))
+    return asked
 
 
 @writers.delete("/runs/{run_id}", status_code=204, response_class=Response, response_model=None)

@@ -105,6 +105,8 @@ class Added(NamedTuple):
     """Whether other attempts of the run are live."""
     was_replaced: bool
     """Whether the attempt was taken for dead, and another one for its successor."""
+    zoom_asked_at: float | None
+    """Time of a person's request for a zoom, if the process may not have the request."""
 
 
 class FrameChanges(Frames):
@@ -127,7 +129,8 @@ class FrameChanges(Frames):
         self._summaries.note_not_measured(stream, frames)
         if added:  # frames that come again may be on their way from a process that is gone
             self._summaries.hear_of_attempt(run_id, attempt, known)
-        return Added(added, unread, known.has_others, bool(added) and known.state == "replaced")
+        zoom = self._summaries.tell_zoom(run_id, attempt, known, is_repeated=len(added) < max(len(frames), 1))
+        return Added(added, unread, known.has_others, bool(added) and known.state == "replaced", zoom)
 
     def _unread(self, run_id: str, attempt: int) -> list[Frame]:
         """All from the older of the two newest checkpoints on."""

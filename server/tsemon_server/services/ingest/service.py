@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from tsemon.stacks import Stacks
-from tsemon.wire import PACKED, Frame
+from tsemon.wire import ASKED, PACKED, Frame
+from tsemon_answers.alerts import Alert
 from tsemon_answers.replies import Pulse, Receipt
 from tsemon_answers.runs import Registered, Run
 from tsemon_server.alerts import Watch
@@ -15,6 +16,7 @@ from tsemon_server.services.ingest.packed import is_packed, read_packed
 from tsemon_server.services.ingest.usual import read_json
 from tsemon_server.store import Store
 from tsemon_server.store.group_commit import Rest
+from tsemon_server.store.times import utc
 from tsemon_server.store.writing import Writer
 
 
@@ -115,7 +117,7 @@ class Kept(Rest):
             accepted=len(self._added.frames),
             duplicates=len(frames) - len(self._added.frames),
             last_seq=max((frame.seq for frame in frames), default=None),
-            alerts=alerts,
+            alerts=alerts + _asked(self._writer, *self._which, self._added.zoom_asked_at),
             incidents=self._writer.incidents.to_tell(*self._which, alerts),
             live_attempts=self._writer.runs.live_besides(*self._which) if self._added.has_others else [],
         )
@@ -140,10 +142,38 @@ def change(writer: Writer, run_id: str, body: schemas.RunChange, watch: Watch) -
 def heard_of(writer: Writer, run_id: str, body: schemas.Heartbeat) -> Pulse:
     """Note that the run was heard of now, and where its process is."""
     writer.runs.stacks(run_id, body.attempt)  # an attempt that nobody knows is told as such
-    has_others = writer.runs.hear_of(run_id, body.attempt, body.step)
+    known = writer.runs.hear_of(run_id, body.attempt, body.step)
     alerts = writer.alerts.to_tell(run_id, body.attempt)
     return Pulse(
-        alerts=alerts,
+        alerts=alerts + _asked(writer, run_id, body.attempt, known.zoom_asked_at),
         incidents=writer.incidents.to_tell(run_id, body.attempt, alerts),
-        live_attempts=writer.runs.live_besides(run_id, body.attempt) if has_others else [],
+        live_attempts=writer.runs.live_besides(run_id, body.attempt) if known.has_others else [],
     )
+
+
+def _asked(writer: Writer, run_id: str, attempt: int, asked_at: float | None) -> list[Alert]:
+    """A person's request for a zoom as a pending alert, at which every version of the client zooms in. It is not stored."""
+    if asked_at is None:
+        return []
+    run, asked = writer.runs.get(run_id), utc(asked_at)
+    return [
+        Alert(
+            alert_id=f"zoom-{asked_at}",
+            run_id=run_id,
+            project=run.project,
+            run=run.run,
+            attempt=attempt,
+            rule=ASKED,
+            family="zoom",
+            severity="warning",
+            state="pending",
+            pending_step=run.process_step or 0,
+            firing_step=None,
+            resolved_step=None,
+            summary="A person asked for more samples.",
+            evidence={},
+            advice={},
+            opened_at=asked,
+            updated_at=asked,
+        )
+    ]

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from sqlalchemy import Connection, Row, Select, and_, bindparam, func, insert, or_, select, true, update
 
-from tsemon.errors import LimitReached, NameInUse, UnknownAttempt, UnknownRun
+from tsemon.errors import LimitReached, NameInUse, RunNotLive, UnknownAttempt, UnknownRun
 from tsemon.stacks import Stacks
 from tsemon.wire import MAX_ATTEMPTS, MAX_NAME, OnConflict, RunState
-from tsemon_answers.runs import Attempt, Latest, Recorded, Run, RunDetail, RunFilter, RunOrder, TagUse
+from tsemon_answers.runs import Attempt, Latest, Recorded, Run, RunDetail, RunFilter, RunOrder, TagUse, Zoom
 from tsemon_answers.runs import Stack as DescribedStack
 from tsemon_server.store.engine import insert_missing, items_of, num_items
 from tsemon_server.store.ledger import listing, tables
@@ -23,7 +23,7 @@ from tsemon_server.store.ledger.attempts import HEARD_S, LEASE_S, is_live, live_
 from tsemon_server.store.ledger.journal import Journal
 from tsemon_server.store.ledger.listing import Place
 from tsemon_server.store.ledger.progress import RuleProgress, RuleProgressChanges
-from tsemon_server.store.ledger.summaries import Summaries, columns_of
+from tsemon_server.store.ledger.summaries import Known, Summaries, columns_of
 from tsemon_server.store.ledger.tombstones import forget_run
 from tsemon_server.store.prepared import Prepared
 from tsemon_server.store.schema import NEVER
@@ -362,12 +362,26 @@ class RunChanges(Runs):
         else:
             self._alerts.end_of_attempt(run_id, attempt, "run ended")
 
-    def hear_of(self, run_id: str, attempt: int, step: int) -> bool:
-        """Note that an attempt's process is alive, and at which step; whether other attempts of the run are live."""
+    def hear_of(self, run_id: str, attempt: int, step: int) -> Known:
+        """Note that an attempt's process is alive, and at which step. Return the row of the run before."""
         known = Summaries(self._connection, self._now).hear_of(run_id, attempt, step)
         if known.state == "replaced":
             self.goes_on(run_id, attempt)
-        return known.has_others
+        return known
+
+    def ask_for_zoom(self, run_id: str) -> Zoom:
+        """Ask the process of the current attempt to sample more often for a while. Until it has the request, asking again
+        changes nothing. Raises UnknownRun and RunNotLive."""
+        self.hold(run_id)
+        run = self.get(run_id)
+        if run.attempt not in live_besides(self._connection, run_id, 0, self._now):
+            state = state_of(self._connection, run_id, run.attempt)
+            silent = f"its process has sent nothing for {LEASE_S + HEARD_S:.0f} s"
+            raise RunNotLive(f"the run {run_id} cannot zoom in: {silent if state == 'running' else f'it is {state}'}")
+        which = (_attempt.run_id == run_id, _attempt.attempt == run.attempt, _attempt.zoom_asked_at.is_(None))
+        self._connection.execute(update(tables.attempt).where(*which).values(zoom_asked_at=self._now))
+        self._journal.tell("zoom requested", run_id, attempt=run.attempt)
+        return Zoom(run_id=run_id, attempt=run.attempt, after_step=run.last_step)
 
     def goes_on(self, run_id: str, attempt: int) -> None:
         """An attempt that was taken for dead is alive, so its alerts fire again."""

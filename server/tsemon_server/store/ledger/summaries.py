@@ -37,6 +37,8 @@ _KNOWN = Prepared(
         _attempt.hidden_from,
         _attempt.state,
         _attempt.heard_at,
+        _attempt.zoom_asked_at,
+        _attempt.is_zoom_told,
         exists(literal_column("1")).where(_is_other_live).correlate(tables.attempt),
     )
     .join(tables.attempt, _attempt.run_id == _run.run_id)
@@ -73,6 +75,10 @@ class Known(NamedTuple):
     state: str
     """The attempt's state."""
     heard_at: float
+    zoom_asked_at: float | None
+    """Time of a person's request for a zoom, until the process has the request."""
+    is_zoom_told: bool
+    """Whether the request was in a response to frames."""
     has_others: bool
     """Whether other attempts of the run are live."""
 
@@ -144,6 +150,19 @@ class Summaries:
             return
         heard = {"which": run_id, "of_attempt": attempt, "state": "running", "heard_at": self._now}
         _HEAR_OF_ATTEMPT.run(self._connection, heard)
+
+    def tell_zoom(self, run_id: str, attempt: int, known: Known, *, is_repeated: bool) -> float | None:
+        """Return the time of a request for a zoom that belongs into the response to these frames.
+
+        The response may get lost, and then frames are repeated. If the next ones are all new, the process has the request.
+        """
+        if known.zoom_asked_at is None or is_repeated:
+            return known.zoom_asked_at
+        asked_at = None if known.is_zoom_told else known.zoom_asked_at
+        which = (_attempt.run_id == run_id, _attempt.attempt == attempt)
+        told = {"zoom_asked_at": asked_at, "is_zoom_told": asked_at is not None}
+        self._connection.execute(update(tables.attempt).where(*which).values(told))
+        return asked_at
 
     def _process(self, known: Known, step: int | None) -> dict[str, Any]:
         """Where the process is, and since when: it moves with a step that is larger than those before."""

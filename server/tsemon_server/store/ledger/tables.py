@@ -14,6 +14,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 
 from tsemon_server.store.schema import Json, metadata
@@ -62,6 +63,9 @@ attempt = Table(
     Column("started_at", Float(53), nullable=False),
     Column("state", String(16), nullable=False),  # running, finished, failed; replaced: silent since a later one began
     Column("heard_at", Float(53), nullable=False),  # of its process, to a few seconds
+    # A person asked for a zoom, and the process may not know it yet; and whether a response has told it.
+    Column("zoom_asked_at", Float(53)),
+    Column("is_zoom_told", Boolean, nullable=False, server_default=false()),
     UniqueConstraint("run_id", "attempt_key", name="attempt_by_key"),
     Index("attempt_of_key", "attempt_key"),
 )
