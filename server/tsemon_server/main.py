@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -210,13 +210,13 @@ def make_server(app: FastAPI, limits: Limits) -> BoundedServer:
 
 def _run(app: FastAPI, listener: socket.socket, limits: Limits) -> None:
     server = make_server(app, limits)
-    # uvicorn sets its own handler while it runs: this one hears a signal that comes before it, and the one that uvicorn
+    # uvicorn sets its own handlers while it runs. These ones hear a signal that comes before, and the one that uvicorn
     # raises again once it has shut down.
-    signal.signal(signal.SIGTERM, server.handle_exit)
-    with suppress(KeyboardInterrupt):
-        # What is there now stays: modules, routes, rules. A collection that looks through it takes as long as some bodies.
-        gc.freeze()
-        server.run(sockets=[listener])
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, server.handle_exit)
+    # What is there now stays: modules, routes, rules. A collection that looks through it takes as long as some bodies.
+    gc.freeze()
+    server.run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:
