@@ -211,6 +211,20 @@ class TestTheCauseWithinTheStep:
 
 
 @pytest.mark.parametrize("kind", MODELS)
+class TestWhatAnotherSubStepDoes:
+    def test_is_smoothing_of_a_feed_forward_part_that_adds_a_constant(self, kind):
+        text = judged(kind, "feed-forward constant", with_healthy=True).text
+        assert ". The feed-forward part smooths: " in text
+        assert ", and it multiplies the size of hidden states by " in text
+
+    def test_is_told_of_a_norm_with_the_output_of_its_block(self, kind):
+        scaled, zeroed = (judged(kind, plant, with_healthy=True).text for plant in ("norm x 30", "norm zeroed"))
+        assert ". Normalization hardly changes token similarity: " in scaled
+        assert ", and the block's output has a root mean square of " in scaled
+        assert ". The block's output has a root mean square of " in zeroed  # tokens without diversity have no rate
+
+
+@pytest.mark.parametrize("kind", MODELS)
 class TestWhyAttentionSmooths:
     @pytest.mark.parametrize("with_healthy", [True, False], ids=["with a healthy frame", "without"])
     @pytest.mark.parametrize("plant", ["values x 20", "attention output x 20"])

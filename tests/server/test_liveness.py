@@ -249,6 +249,35 @@ class TestAKilledProcessByTheBuiltInRules:
         self.beat(1, every_s=600)
 
 
+class TestTheVerdictOfAnIncident:
+    @pytest.fixture
+    def api(self, tmp_path, clock):
+        rules = load("rules: [{name: high-loss, when: loss > 10 for 1 sample, severity: warning}]")
+        with closing(Api(SqliteFile(tmp_path / "tsemon.db"), rules, clock=clock)) as api:
+            yield api
+
+    def is_settled(self, api, process):
+        """As the list, the training process and the receivers of messages are told."""
+        incident = next(one for one in api.get("/incidents")["incidents"] if one["rule"] == "high-loss")
+        number = int(incident["incident_id"])
+        with api.parts.store.read() as reader:
+            told = {one.incident_id: one for one in reader.incidents.to_tell(process.run_id, 1, [])}
+            noticed = reader.incidents.told([number])[number]
+        assert incident["is_settled"] == told[str(number)].is_settled == (noticed.settles_step is None)
+        return incident["is_settled"]
+
+    def test_is_settled_while_the_process_is_silent(self, api, process, clock):
+        service = Service(api, clock, PACK)
+        with closing(service.store):
+            service.watch(60, beating=[process])
+            api.send_ok(process.run_id, [loss_frame(0, 20.0)])
+            assert not self.is_settled(api, process)
+            service.watch(120)
+            assert self.is_settled(api, process)
+            service.watch(30, beating=[process])
+            assert not self.is_settled(api, process)
+
+
 class TestSeveralProcessesOfARun:
     """Each by the built-in rules, and as soon as one alone."""
 

@@ -361,6 +361,8 @@ def _told(sign: _Sign, block: int, newest: Arrays, healthy: Arrays | None) -> Me
         alpha = 1.0 if sign.sub_step == "attention" else 1 / value if value > LEAST else math.nan
         why = _Smoothing.of(block, num_blocks, newest, healthy, alpha)
         text += f" Attention {why.text()}." if why.is_known else ""
+    else:
+        text += _effect(sign.sub_step, block, num_blocks, newest, healthy)
     return Mechanism(
         block=block, sub_step=sign.sub_step, metric=sign.metric, factor=float(factor), head=head, text=text
     )
@@ -369,6 +371,35 @@ def _told(sign: _Sign, block: int, newest: Arrays, healthy: Arrays | None) -> Me
 def _is_before(sign: _Sign, block: int, healthy: Arrays) -> bool:
     before = _known(healthy, sign.metric)
     return before is not None and len(before) == len(sign.size_N) and bool(np.isfinite(before[block]))
+
+
+def _effect(sub_step: SubStep, block: int, num_blocks: int, newest: Arrays, healthy: Arrays | None) -> str:
+    """Sentence on the effect of a norm or a feed-forward part on token similarity and on the size of states, or nothing."""
+    if sub_step == "norm":
+        subject, rates = "Normalization", "norm_escalation_rate"
+        stacks = newest.stacks or Stacks.of(num_blocks)
+        size, usual_size = (
+            _padded(of, "hidden_rms", stacks.num_states)[stacks.output_of(block)] for of in (newest, healthy)
+        )
+        says = "the block's output has a root mean square of"
+    else:
+        subject, rates = "The feed-forward part", "feedforward_escalation_rate"
+        size = _padded(newest, "feedforward_gain", num_blocks)[block]
+        usual_size = _usual("feedforward_gain", newest, healthy, num_blocks)[block]
+        says = "it multiplies the size of hidden states by"
+    rate, usual = _padded(newest, rates, num_blocks)[block], _usual(rates, newest, healthy, num_blocks)[block]
+    numbers = ("the escalation rate is", rate, usual), (says, size, usual_size)
+    text = ", and ".join(f"{says} {_beside(x, usual)}" for says, x, usual in numbers if math.isfinite(x))
+    if math.isfinite(rate):
+        text = f"{subject} {_does(rate)}: {text}"
+    return f" {text[0].upper()}{text[1:]}." if text else ""
+
+
+def _does(rate: float) -> str:
+    """Verb for a sub-step with this escalation rate."""
+    if abs(rate - 1) <= LEVEL:
+        return "hardly changes token similarity"
+    return "smooths" if rate > 1 else "sharpens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,12 +436,6 @@ class _Smoothing:
         return math.isfinite(self.rate)
 
     @property
-    def _does(self) -> str:
-        if abs(self.rate - 1) <= LEVEL:
-            return "hardly changes token similarity"
-        return "smooths" if self.rate > 1 else "sharpens"
-
-    @property
     def is_by_weights(self) -> bool | None:
         """None if it is unknown, or if the weights have changed the other way."""
         way = 1 if self.rate > 1 else -1
@@ -433,13 +458,12 @@ class _Smoothing:
         if math.isfinite(self.expected):
             found[0] += f" (Eq. 13 gives {_exact(self.expected)} for random value weights and uniform attention)"
         if math.isfinite(self.growth):
-            usual = "" if math.isnan(self.usual_growth) else f" (usual {_exact(self.usual_growth)})"
-            found.append(f"the weights multiply what tokens share by {_exact(self.growth)}{usual}")
+            found.append(f"the weights multiply what tokens share by {_beside(self.growth, self.usual_growth)}")
         if math.isfinite(self.shared):
             usual = "" if math.isnan(self.usual_shared) else f" (usual {_percent(self.usual_shared)})"
             found.append(f"tokens share {_percent(self.shared)} of the input's energy{usual}")
         evidence = ", ".join(found[:-1]) + ", and " + found[-1] if len(found) > 1 else found[0]
-        return f"{self._does}{self._reason()}: {evidence}"
+        return f"{_does(self.rate)}{self._reason()}: {evidence}"
 
     def _reason(self) -> str:
         if abs(self.rate - 1) <= LEVEL:
@@ -517,6 +541,10 @@ def _number(value: float) -> str:
 def _exact(value: float) -> str:
     """A factor that may be near 1."""
     return f"{value:.3g}" if abs(value) < 10 else _number(value)
+
+
+def _beside(value: float, usual: float) -> str:
+    return _exact(value) + (f" (usual {_exact(usual)})" if math.isfinite(usual) else "")
 
 
 def _percent(share: float) -> str:

@@ -17,6 +17,8 @@ HEALTHY = {
     "feedforward_gain": [1.04] * 8,
     "feedforward_escalation_rate": [1.01] * 8,
     "norm_gain": [1.0] * 8,
+    "norm_escalation_rate": [1.02] * 8,
+    "hidden_rms": [1.5] * 9,
     "max_attention_logit": [2.0] * 8,
     "attention_param_norm": [6.0] * 8,
     "feedforward_param_norm": [9.0] * 8,
@@ -234,6 +236,44 @@ class TestWhyAttentionSmooths:
         assert second.startswith(
             "block 2, attention smooths by its inputs, not by its weights: the escalation rate is 1.9 "
         )
+
+
+class TestWhatAnotherSubStepDoes:
+    NORM = "Normalization smooths: the escalation rate is 1.7 (usual 1.02)"
+
+    def second_sentence(self, *, healthy=arrays(), **changed):
+        return found_in(arrays(**changed), healthy=healthy).text.partition(". ")[2]
+
+    def test_is_told_of_the_feed_forward_part(self):
+        assert self.second_sentence(feedforward_gain={2: 9.0}, feedforward_escalation_rate={2: 3.4}) == (
+            "The feed-forward part smooths: the escalation rate is 3.4 (usual 1.01), and it multiplies the size of hidden "
+            "states by 9 (usual 1.04)."
+        )
+
+    @pytest.mark.parametrize(
+        ("rate", "does"), [(0.6, "sharpens"), (1.01, "hardly changes token similarity"), (1.7, "smooths")]
+    )
+    def test_is_told_of_a_norm_with_the_output_of_its_block(self, rate, does):
+        changed = {"norm_gain": {2: 30.0}, "norm_escalation_rate": {2: rate}, "hidden_rms": {2: 7.0, 3: 45.0}}
+        assert self.second_sentence(**changed) == (
+            f"Normalization {does}: the escalation rate is {rate} (usual 1.02), and the block's output has a root mean "
+            "square of 45 (usual 1.5)."
+        )
+
+    def test_is_compared_with_the_other_blocks_without_a_healthy_frame(self):
+        changed = {"norm_gain": {2: 30.0}, "norm_escalation_rate": {2: 1.7}, "hidden_rms": {3: 45.0}}
+        assert self.second_sentence(healthy=None, **changed) == (
+            f"{self.NORM}, and the block's output has a root mean square of 45."
+        )
+
+    def test_lacks_numbers_that_are_unknown(self):
+        norm = {"norm_gain": {2: 30.0}, "norm_escalation_rate": {2: 1.7}, "hidden_rms": None}
+        assert self.second_sentence(**norm) == f"{self.NORM}."
+        norm = {"norm_gain": {2: 0.01}, "norm_escalation_rate": {2: np.nan}, "hidden_rms": {3: 0.02}}
+        assert self.second_sentence(**norm) == "The block's output has a root mean square of 0.02 (usual 1.5)."
+
+    def test_is_not_told_without_numbers(self):
+        assert self.second_sentence(norm_gain={2: 30.0}, norm_escalation_rate=None, hidden_rms=None) == ""
 
 
 def test_a_failure_of_the_optimizer_or_of_the_data_has_no_sub_step():

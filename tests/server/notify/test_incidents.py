@@ -1,6 +1,7 @@
 """People are told of incidents, not of alerts: a server, its rules and a webhook."""
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -106,13 +107,21 @@ def silence(api, **which):
 RUNS = {trace.name: trace for trace in traces.read_all()}
 
 
+def register(api, trace, run):
+    return api.register(run=run, num_blocks=trace.header["layers"])
+
+
+def frames_of(trace):
+    for seq, view in enumerate(trace.views):
+        arrays = {metric: Array.of(values) for metric, values in view.layers.items()}
+        yield Frame(seq, view.step, 1e9, dict(view.scalars), arrays)
+
+
 def train(api, told, name, seconds=10):
     """Send the frames of a recorded run, with so much time after each; its id."""
-    layers_of = [view.layers for view in RUNS[name].views]
-    run_id = api.register(run="deep", num_blocks=max(len(layers_of[0].get("param_norm", ())), 1))
-    for seq, (view, layers) in enumerate(zip(RUNS[name].views, layers_of, strict=True)):
-        arrays = {metric: Array.of(values) for metric, values in layers.items()}
-        api.send_ok(run_id, [Frame(seq, view.step, 1e9, dict(view.scalars), arrays)])
+    run_id = register(api, RUNS[name], "deep")
+    for frame in frames_of(RUNS[name]):
+        api.send_ok(run_id, [frame])
         told.settle(seconds)
     return run_id
 
@@ -160,6 +169,29 @@ class TestARecordedRunThatFails:
         assert f"Cause: {cause}. Weight decay is all that is left" in last["text"]
         assert "Also fired: parameter-norm-shrinks, updates-too-large, output-ignores-input" in last["text"]
         assert len(api.get("/alerts", run=run_id, limit=100)["alerts"]) > 10
+
+
+class TestEveryRecordedRunThatFails:
+    @pytest.mark.thorough
+    @pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+    def test_is_two_messages_at_most(self, serve, listening):
+        """All of them train side by side, so that each wait for messages is one for all."""
+        api = serve(PACK)
+        told = listening(api)
+        failing = [trace for trace in RUNS.values() if trace.header["failing"]]
+        left = {register(api, trace, trace.name): frames_of(trace) for trace in failing}
+        while left:
+            for run_id, frames in list(left.items()):
+                if (frame := next(frames, None)) is not None:
+                    api.send_ok(run_id, [frame])
+                else:
+                    end(api, run_id, "failed")
+                    del left[run_id]
+            told.settle(10)
+        told.settle(3600)
+        num_messages = Counter(request.json["run"] for request in told.http.requests)
+        assert num_messages.keys() == {trace.name for trace in failing}
+        assert max(num_messages.values()) == 2, num_messages
 
 
 class TestAnIncident:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, String, cast, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, String, cast, exists, func, insert, or_, select, update
 
 from tsemon.errors import UnknownIncident
 from tsemon_answers.alerts import Alert, ResolvedReason
@@ -24,7 +24,7 @@ from tsemon_server.incidents import Incident as Group
 from tsemon_server.store.ledger import silences, tables
 from tsemon_server.store.ledger.alerts import alert_of, last_step, select_alerts
 from tsemon_server.store.ledger.attempts import state_of
-from tsemon_server.store.ledger.listing import Place, fired_to_the_end, matching, page_of
+from tsemon_server.store.ledger.listing import SILENT_RULES, Place, fired_to_the_end, matching, page_of
 from tsemon_server.store.times import utc
 
 _incident, _alert, _run, _attempt = tables.incident.c, tables.alert.c, tables.run.c, tables.attempt.c
@@ -243,10 +243,18 @@ def _select() -> Select[Any]:
         cast(_incident.cause_id, String).label("cause_id"),
         *(_run.project, _run.run, _run.loss, cause.summary, cause.advice),
         # A pending cause is replaced when it is withdrawn, or when another alert changes after that step.
-        ((last_step(tables.incident) >= _incident.settles_step) & cause.firing_step.is_not(None)).label("is_settled"),
+        or_(
+            (last_step(tables.incident) >= _incident.settles_step) & cause.firing_step.is_not(None), _is_silent()
+        ).label("is_settled"),
     )
     joined = select(*columns, *shown).join(tables.run, _run.run_id == _incident.run_id)
     return joined.join(cause.alert_id.table, cause.alert_id == _incident.cause_id)
+
+
+def _is_silent() -> ColumnElement[bool]:
+    """True if the process of an incident's attempt is silent, so that no step follows."""
+    of_attempt = _alert.run_id == _incident.run_id, _alert.attempt == _incident.attempt
+    return exists().where(*of_attempt, _alert.state == "firing", _alert.rule.in_(SILENT_RULES))
 
 
 def _fields_of(row: Row[Any], model: type[Failure]) -> dict[str, Any]:
