@@ -44,7 +44,13 @@ def run_id(service):
     writer = Writer(service)
     run_id = writer.register(HOSTILE, project=HOSTILE, tags=[HOSTILE])
     frames = (
-        Frame(i, 10 * i, 1.0, {"loss": 2.5}, {"token_similarity": Array.of([0.0, 1.0, 0.5 if i else float("nan")])})
+        Frame(
+            i,
+            10 * i,
+            1.0,
+            {"loss": 2.5},
+            {"centred_token_similarity": Array.of([0.0, 1.0, 0.5 if i else float("nan")])},
+        )
         for i in range(4)
     )
     writer.send(run_id, *frames)
@@ -70,7 +76,7 @@ class TestARunInANotebook:
         page = Page(html := shown(service, run_id, kind))
         assert page.text.startswith(f"{HOSTILE} / {HOSTILE}")
         assert "loss 2.5" in page.text
-        assert "token_similarity, 3 layers, steps 0 to 30" in page.text
+        assert "centred_token_similarity, 3 layers, steps 0 to 30" in page.text
         heatmap, _ = pictures(html)
         assert heatmap.size == (4, 3)
         assert heatmap.getpixel((0, 2)) == (0x44, 0x01, 0x54), "the first layer is at the bottom, 0 is dark"
@@ -103,14 +109,22 @@ class TestARunInANotebook:
         assert copied == copy.deepcopy(run) == run
         assert pictures(copied._repr_html_()) == [], "a copy knows no service, and no token"
 
+    def test_has_no_heat_map_of_raw_token_similarity(self, service):
+        writer = Writer(service)
+        run_id = writer.register("raw")
+        writer.send(run_id, Frame(0, 0, 1.0, {}, {"token_similarity": Array.of([0.5] * 3)}))
+        assert pictures(shown(service, run_id, Client)) == []
+
     def test_says_what_the_service_says_where_that_refuses(self, service):
         writer = Writer(service)
         gone = writer.register("gone")
-        writer.send(gone, Frame(0, 0, 1.0, {}, {"token_similarity": Array.of([0.5] * 3)}))
+        writer.send(gone, Frame(0, 0, 1.0, {}, {"centred_token_similarity": Array.of([0.5] * 3)}))
         with Client(service.url) as client:
             run = client.run(gone)
             writer.delete(gone)
-            assert f"No heat map of token_similarity: no run has the id '{gone}'" in Page(run._repr_html_()).text
+            assert (
+                f"No heat map of centred_token_similarity: no run has the id '{gone}'" in Page(run._repr_html_()).text
+            )
 
     def test_lists_are_tables(self, service, run_id):
         with Client(service.url) as client:

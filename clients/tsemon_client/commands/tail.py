@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-USUAL = ("token_diversity", "effective_rank", "attention_entropy", "grad_norm", "token_similarity")
-"""The first of these that a run has is shown where no metric is asked for."""
 LABEL_WIDTH = 26
 VALUE_WIDTH = 11
 MAX_ALERTS = 6
@@ -72,7 +70,7 @@ def tail(
         typer.Option(
             "--metric",
             "-m",
-            help="A metric with a value per layer; may be repeated (default: token_diversity).",
+            help="A metric with a value per layer; may be repeated (default: token_diversity if recorded).",
             autocompletion=complete_metric,
         ),
     ] = None,
@@ -114,9 +112,11 @@ class Watched:
     client: Client
     run_id: str
     asked: tuple[str, ...]
-    """Metrics; empty where the run's own first one is meant."""
+    """Metrics; empty to show the one that the server suggests."""
     num_groups: int
     run: RunDetail | None = None
+    chosen: str | None = None
+    """Metric that the server suggested at first, kept so that the picture stays the same."""
     loss: Series | None = None
     layers: list[Heatmap] = field(default_factory=list)
     alerts: list[Alert] = field(default_factory=list)
@@ -138,14 +138,16 @@ class Watched:
         if "loss" in recorded.scalars:
             self.loss = self.client.series(self.run_id, "loss", from_step=from_step, points=max(points, 3))
         # Before the first frame, nothing is known of what the run will have.
-        known = [name for name in self.asked or USUAL if name in recorded.layers]
+        if self.chosen not in recorded.layers:
+            self.chosen = run.default_metric
+        wanted = self.asked or [self.chosen]
+        known = [name for name in wanted if name in recorded.layers]
         missing = [name for name in self.asked if name not in recorded.layers]
         if missing and run.latest is not None:
             names = ", ".join(recorded.layers) or "none"
             raise UnknownMetric(f"the run has no metric {missing[0]!r} with a value per layer; it has {names}")
         self.layers = [
-            self.client.heatmap(self.run_id, name, from_step=from_step, columns=points, extremes=True)
-            for name in (known if self.asked else known[:1])
+            self.client.heatmap(self.run_id, name, from_step=from_step, columns=points, extremes=True) for name in known
         ]
         for heat in self.layers:
             if heat.metric not in self.measured:  # a layer may have broken long before what is shown

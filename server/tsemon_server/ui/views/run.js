@@ -6,7 +6,7 @@ import { gradientOf, scaleOf } from "../base/colour.js";
 import { h, keyed } from "../base/dom.js";
 import { count, number, refreshAges } from "../base/format.js";
 import { healthyRange, healthyWords } from "../base/healthy.js";
-import { firstOf, isPlotted } from "../base/series.js";
+import { FIRST_CHOICE, isPlotted } from "../base/series.js";
 import { WEIGHTS, isOfAttention, smoothingWords } from "../base/smoothing.js";
 import { blockOf, layerLabel, layerOfBlock, layerTitle } from "../base/stacks.js";
 import { loadCharts, nearestIndex } from "../charts/chart.js";
@@ -139,7 +139,9 @@ export class RunView {
     if (this.#isMetricChosen && this.metric !== null) return;
     const incident = this.#currentOf(incidents, run)[0];
     const deciding = incident && metricIn(causes.get(incident.cause_id)?.evidence, run.metrics.layers);
-    this.metric = deciding ?? firstOf(layered);
+    // The metric nearest to a threshold changes as the run goes on: the first one stays.
+    const suggested = run.default_metric === FIRST_CHOICE || !layered.includes(this.metric) ? run.default_metric : this.metric;
+    this.metric = deciding ?? suggested;
   }
 
   /** The incidents at the top: the open ones, the worst first, else the latest of the attempt that is shown. */
@@ -486,6 +488,7 @@ export class RunView {
     const unseen = [{ name: "loss", series: loss }, ...curves, { name: this.metric, series: map }].filter(({ series }) => series?.step.length === 0);
     if (this.attempt !== null) notes.push({ text: this.#attemptNote(run), hasWayBack: true });
     if (Object.keys(run.metrics.layers).length === 0) notes.push({ text: "This run has sent no metric with layers, so there is no heat map." });
+    else if (this.metric === null) notes.push({ text: "Choose a metric for the heat map. Raw token similarity alone says little, so it is not shown first." });
     else if (map === null) notes.push({ text: `This run does not measure ${this.metric}${own(run.not_measured, this.metric) ? `: ${run.not_measured[this.metric]}` : ". Choose one of the metrics that it does"}.` });
     else if (map.step.length && map.values.flat().every((value) => value === null)) notes.push({ text: `No value of ${this.metric} is finite in these steps.` });
     if (unseen.length) notes.push({ text: `There is no sample of ${unseen.map(({ name }) => name).join(", ")} in these steps.` });
