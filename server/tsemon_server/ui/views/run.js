@@ -67,6 +67,7 @@ export class RunView {
     this.step = numberIn("step");
     this.layer = numberIn("layer");
     this.block = numberIn("block"); // a layer in the words of an incident
+    this.incident = query.get("incident"); // the cell in which it began, until another one is chosen
     this.head = numberIn("head");
     this.attempt = numberIn("attempt");
     this.curve = query.get("curve") ?? NORMS_CHOICE;
@@ -128,6 +129,13 @@ export class RunView {
     if (this.attempt !== null && !run.attempts.some(({ attempt }) => attempt === this.attempt)) {
       this.#lackedAttempt = this.attempt;
       this.attempt = null;
+    }
+    const linked = incidents.find(({ incident_id }) => incident_id === this.incident);
+    this.incident = null;
+    if (linked) {
+      const { metric, layer, step } = this.#cellOf(linked, run, causes);
+      Object.assign(this, { metric, layer, step, attempt: attemptAt(step, linked, run) });
+      this.#isMetricChosen = metric !== null;
     }
     // A number of the run as a whole is a curve, and has no layers.
     if (run.metrics.scalars.includes(this.metric) && !layered.includes(this.metric)) {
@@ -616,7 +624,7 @@ export class RunView {
     this.#choose({
       metric: metric ?? this.metric,
       step,
-      attempt: step < takenBackFrom(this.run, incident.attempt) ? null : incident.attempt,
+      attempt: attemptAt(step, incident, this.run),
       zoom: isInSight ? this.zoom : null,
       layer: layer ?? this.layer,
       head: null,
@@ -685,6 +693,9 @@ const othersIn = (scalars) => scalars.filter((name) => name !== "loss" && isPlot
 
 /** What a metric says, in a sentence under the heat map. */
 const meaningOf = ({ title, unit, equation }) => `${title}${unit === "1" ? "" : ` [${unit}]`}${equation ? `: ${equation}` : ""}`;
+
+/** The attempt to show for a step of an incident: null for the run as a whole, unless a later attempt took the step back. */
+const attemptAt = (step, incident, run) => (step < takenBackFrom(run, incident.attempt) ? null : incident.attempt);
 
 /** The first of the run's metrics that the evidence names, in a value or as a key, at any depth. */
 function metricIn(evidence, recorded) {
