@@ -2,6 +2,8 @@ import asyncio
 import base64
 import copy
 import io
+import json
+import math
 import pickle
 import re
 from html.parser import HTMLParser
@@ -9,6 +11,7 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
+from scripts.healthy_band import FILE
 from tests.clients.conftest import Writer
 from tsemon.wire import Array, Frame
 from tsemon_client import AsyncClient, Client, Heatmap, Records, TagUse
@@ -150,6 +153,16 @@ class TestAHeatMap:
         assert "(log scale)" in html
         assert heatmap.getpixel((1, 1)) == (34, 144, 140), "1e-2 is the middle between 1e-4 and 1"
         assert heatmap.getpixel((1, 0)) == (0x44, 0x01, 0x54), "0 is as dark as the least there is"
+
+    def test_marks_the_range_of_healthy_runs_on_its_scale(self):
+        _, key = pictures(html := self.heatmap("token_diversity", (1.0, 1e-4), (1e-2, 1e-6)))
+        low = min(json.loads(FILE.read_text())["token_diversity"]["low"])
+        assert f"{low:.4g} to 1 in healthy recorded runs" in html
+        marks = [key.getpixel((x, 2)) == (0x1B, 0x7A, 0x3D) for x in range(120)]
+        first = marks.index(True)
+        assert first == pytest.approx(119 * (1 - math.log10(low) / -6), abs=1)
+        assert marks == [False] * first + [True] * (120 - first)
+        assert pictures(self.heatmap("hidden_rms", (1.0, 2.0)))[1].size == (120, 2), "without a range, there is no mark"
 
     def test_of_a_healthy_run_is_bright_on_a_log_scale(self):
         heatmap, _ = pictures(self.heatmap("token_diversity", (0.9, 0.6), (0.8, 0.5)))

@@ -253,7 +253,7 @@ def _picture(watched: Watched, console: Console, trouble: str) -> Group:
         finite = [None if bad else value for value, bad in zip(watched.loss.mean, watched.loss.nonfinite, strict=True)]
         lines.append(_curve("loss", finite, width, bars, None, NOT_FINITE))
     for heat in watched.layers:
-        lines.append(Text(printable(heat.metric), "bold"))
+        lines.append(Text.assemble((printable(heat.metric), "bold"), (_below_the_band(watched.run, heat), "yellow")))
         known = [value for values in heat.values for value in values if value is not None]
         is_log = _is_log(heat.metric, known)
         ends = (min(known), max(known)) if known else None
@@ -288,6 +288,18 @@ def _header(run: RunDetail, trouble: str) -> Iterator[Text]:
     others = {name: value for name, value in (run.latest.scalars if run.latest else {}).items() if name in BESIDE}
     if others:
         yield Text("  ".join(f"{name} {number(value)}" for name, value in others.items()), "dim")
+
+
+def _below_the_band(run: RunDetail, heat: Heatmap) -> str:
+    """The block that is farthest below the range of healthy runs at the newest step; empty if no block is below."""
+    from tsemon_answers.display import blocks
+    from tsemon_answers.healthy import farthest_below
+
+    layer = farthest_below(heat.metric, heat.values[-1]) if heat.values and len(run.stacks) < 2 else None
+    if layer is None:
+        return ""
+    block = layer - (heat.layers - run.num_blocks)  # the first state is the input of the first block
+    return f"  below the healthy band, {'the input' if block < 0 else blocks((block, block))}"
 
 
 BESIDE = ("learning_rate", "total_grad_norm", "total_param_norm", "update_alignment", "overhead_ratio")

@@ -428,7 +428,7 @@ export class RunView {
     this.viewTools.hidden = this.chartBox.hidden;
     this.#drawHeads(layer);
     if (column === null) return;
-    this.#showLegend(map);
+    this.#showLegend(map, healthy);
     this.profileTitle.textContent = `${name} ${this.#atStep(column)}`;
     this.slider.max = String(map.step.length - 1);
     this.slider.value = String(column);
@@ -515,14 +515,21 @@ export class RunView {
     return h("div", { class: "given" }, text, wayBack);
   }
 
-  #showLegend(map) {
-    const { low, high, colours, words } = this.scale;
+  #showLegend(map, healthy) {
+    const { low, high, colours, words, position } = this.scale;
     const bar = h("span", { class: "bar", "aria-hidden": "true" });
     bar.style.background = gradientOf(colours);
+    const range = healthy && { low: Math.min(...healthy.layers.map((one) => one.low)), high: Math.max(...healthy.layers.map((one) => one.high)) };
+    const [from, to] = range ? [position(range.low), position(range.high)].map((at) => Math.min(Math.max(at, 0), 1)) : [0, 0];
+    if (from < to) {
+      const mark = h("span", { class: "healthy" });
+      Object.assign(mark.style, { left: `${100 * from}%`, right: `${100 * (1 - to)}%` });
+      bar.append(mark);
+    }
     const isHatched = map.values.some((column) => column.includes(null)) || map.nonfinite.some((column) => column.some((bad) => bad > 0));
     const hasSpikes = this.shows === "mean" && this.timeline.columnsWithSpikes().length > 0;
-    const content = [number(low), bar, number(high), h("span", { class: "quiet" }, words.join(", ")), isHatched && h("span", { class: "hatch" }, "not finite"), hasSpikes && h("span", { class: "spike" }, "a value far from its column's mean")];
-    const text = JSON.stringify([low, high, words, isHatched, hasSpikes, colours[0]]);
+    const content = [number(low), bar, number(high), h("span", { class: "quiet" }, words.join(", ")), range && h("span", { class: "healthy" }, `healthy runs, ${number(range.low)} to ${number(range.high)} by depth`), isHatched && h("span", { class: "hatch" }, "not finite"), hasSpikes && h("span", { class: "spike" }, "a value far from its column's mean")];
+    const text = JSON.stringify([low, high, words, range, isHatched, hasSpikes, colours[0]]);
     if (this.legend.content === text) return;
     this.legend.content = text;
     this.legend.replaceChildren(...content.filter(Boolean));
