@@ -1,9 +1,10 @@
-"""Write server/tsemon_server/ui/healthy.json: the range of token diversity over depth in healthy recorded runs.
+"""Write clients/tsemon_answers/healthy.json: the range of token diversity over depth in healthy recorded runs.
 
     python scripts/healthy_band.py
 
 The range covers all runs at 11 depths, from 0 (the input of the first block) to 1 (the last output). Each run counts with
-the 5th to 95th percentile of its samples after the first 10 % of its steps. The web UI draws the range as a green band.
+the 5th to 95th percentile of its samples after the first 10 % of its steps. The web UI draws the range as a green band;
+notebooks, `tsemon tail` and the Grafana dashboards also read it.
 
 Axes: S samples, L layers, D relative depths.
 """
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROOT = Path(__file__).parent.parent
-FILE, TRACES = ROOT / "server/tsemon_server/ui/healthy.json", ROOT / "tests/data/traces"
+FILE, TRACES = ROOT / "clients/tsemon_answers/healthy.json", ROOT / "tests/data/traces"
 METRIC = "token_diversity"
 DEPTHS = np.linspace(0, 1, 11)
 EDGES = (np.min, 5), (np.max, 95)

@@ -424,6 +424,8 @@ def hears(people: People, status: str, labels: dict[str, str], since: int = 0) -
     link = alert["annotations"].get("url", alert["generatorURL"])
     if not link.partition("?")[0].endswith(f"/#/run/{found['run_id']}"):
         raise Failed(f"{name} links to {link}, which is not the page of the run")
+    if found["alertname"] == "TsemonIncident" and not link.endswith(f"?incident={found['incident_id']}"):
+        raise Failed(f"{name} links to {link}, which does not name the incident")
     if status == "resolved":
         return f"people hear that {name} is over"
     return f"people hear: [{found['severity']}] {name}: {alert['annotations']['summary'].partition(': ')[0]}"

@@ -89,7 +89,7 @@ PICTURE = {
     "tsemon_server.alerts": "tsemon_answers tsemon_server.rules tsemon_server.store",
     "tsemon_server.services.replay": "numpy pydantic tsemon.terminal tsemon.transport tsemon_answers "
     "tsemon_client tsemon_server.incidents tsemon_server.services.ingest tsemon_server.rules tsemon_server.store",
-    "tsemon_server.ui": "tsemon_server.rules",
+    "tsemon_server.ui": "tsemon_answers tsemon_server.rules",
     "tsemon_server.filling": "numpy",
     "tsemon_server.rules": "numpy tsemon_server.filling tsemon_server.yaml_lines",
     "tsemon_server.events": "starlette tsemon_answers tsemon_server.store",

@@ -17,12 +17,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from tsemon.catalogue import Metric
+from tsemon_answers.healthy import extent
 
 VIRIDIS = ("440154", "482878", "3e4989", "31688e", "26828e", "1f9e89", "35b779", "6ece58", "b5de2b", "fde725")
 """The page's colours for what goes one way: ordered by lightness, safe for colour-blind eyes."""
 STOPS = [bytes.fromhex(colour) for colour in VIRIDIS]
 LEAST_LOG_SPAN = 1000
 """A metric with an upper limit has at least this range on a log scale, as on the page."""
+HEALTHY_MARK, NO_MARK = bytes.fromhex("1b7a3d"), bytes.fromhex("ffffff")
 NOT_FINITE = bytes.fromhex("d0d0d0")
 MAX_ROWS = 50
 """Of a list; all of them are in `to_pandas()`."""
@@ -47,12 +49,20 @@ def heatmap(
         for layer in reversed(list(zip(*columns, strict=True)))
     ]
     text = f"{metric}, {layers} layers, steps {steps[0]} to {steps[-1]}"
-    key = [[scale.at(i / 119) for i in range(120)]]
-    legend = f"{number(scale.low)} {image(key, 120, 10, 'from low to high')} {number(scale.high)}"
+    places = [i / 119 for i in range(120)]
+    key, healthy = [[scale.at(place) for place in places]] * 2, extent(metric)
+    if healthy is not None:
+        low, high = map(scale.position, healthy)
+        key.append([HEALTHY_MARK if low <= place <= high else NO_MARK for place in places])
+    legend = f"{number(scale.low)} {image(key, 120, 5 * len(key), 'from low to high')} {number(scale.high)}"
+    legend += " (log scale)" if scale.is_log else ""
+    if healthy is not None:
+        legend += (
+            f"; green line: {number(healthy[0])} to {number(healthy[1])} in healthy recorded runs, over all depths"
+        )
     return (
         f"<div>{image(rows, 640, min(480, max(96, 10 * layers)), text)}"
-        f"<div>{escape(text)}; the first layer is at the bottom. {legend}{' (log scale)' if scale.is_log else ''}; "
-        "grey: not finite or not there.</div></div>"
+        f"<div>{escape(text)}; the first layer is at the bottom. {legend}; grey: not finite or not there.</div></div>"
     )
 
 
@@ -131,8 +141,12 @@ class Scale:
 
     def colour(self, value: float) -> bytes:
         """Three bytes, red, green and blue."""
+        return self.at(self.position(value))
+
+    def position(self, value: float) -> float:
+        """The place of a value: 0 at the lowest, 1 at the highest."""
         low, high = self._turned(self.low), self._turned(self.high)
-        return self.at((self._turned(value) - low) / (high - low) if high > low else 0.5)
+        return (self._turned(value) - low) / (high - low) if high > low else 0.5
 
     def at(self, position: float) -> bytes:
         """The colour of a place between 0, the lowest, and 1."""

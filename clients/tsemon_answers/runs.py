@@ -26,7 +26,7 @@ RunOrder = Literal[
 """`live`: runs with a live process first, newest first, then all others, last seen first."""
 
 FIRST_CHOICE = "token_diversity"
-"""Metric of the heat map that a notebook shows with a run; if the run lacks it, its first metric with layers."""
+"""Metric that is shown first of every run that has it."""
 
 
 class RunFilter(OfProject):
@@ -278,6 +278,10 @@ class RunDetail(Run):
     """Metrics that can be asked for."""
     latest: Latest | None
     """Numbers of the newest frame; null before the first frame."""
+    default_metric: str | None = None
+    """Metric with layers to show first: `token_diversity`; in a run without it, the metric that is nearest to a threshold
+    of a built-in rule. Raw token similarity is never shown first, because it says little by itself. Null if there is no
+    other metric."""
     unevaluated_frames: int = Field(0)
     """Number of stored frames that no rule has read, because they came too late or because the rules failed."""
 
@@ -299,7 +303,7 @@ class RunDetail(Run):
         return self.metrics.layers.get(metric) or self.metrics.heads.get(metric, (0, 0))[0]
 
     def _shown_metric(self) -> str | None:
-        return FIRST_CHOICE if FIRST_CHOICE in self.metrics.layers else next(iter(self.metrics.layers), None)
+        return self.default_metric
 
 
 class RunPage(Record):

@@ -2,6 +2,8 @@ import asyncio
 import base64
 import copy
 import io
+import json
+import math
 import pickle
 import re
 from html.parser import HTMLParser
@@ -9,6 +11,7 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
+from scripts.healthy_band import FILE
 from tests.clients.conftest import Writer
 from tsemon.wire import Array, Frame
 from tsemon_client import AsyncClient, Client, Heatmap, Records, TagUse
@@ -44,7 +47,13 @@ def run_id(service):
     writer = Writer(service)
     run_id = writer.register(HOSTILE, project=HOSTILE, tags=[HOSTILE])
     frames = (
-        Frame(i, 10 * i, 1.0, {"loss": 2.5}, {"token_similarity": Array.of([0.0, 1.0, 0.5 if i else float("nan")])})
+        Frame(
+            i,
+            10 * i,
+            1.0,
+            {"loss": 2.5},
+            {"centred_token_similarity": Array.of([0.0, 1.0, 0.5 if i else float("nan")])},
+        )
         for i in range(4)
     )
     writer.send(run_id, *frames)
@@ -70,7 +79,7 @@ class TestARunInANotebook:
         page = Page(html := shown(service, run_id, kind))
         assert page.text.startswith(f"{HOSTILE} / {HOSTILE}")
         assert "loss 2.5" in page.text
-        assert "token_similarity, 3 layers, steps 0 to 30" in page.text
+        assert "centred_token_similarity, 3 layers, steps 0 to 30" in page.text
         heatmap, _ = pictures(html)
         assert heatmap.size == (4, 3)
         assert heatmap.getpixel((0, 2)) == (0x44, 0x01, 0x54), "the first layer is at the bottom, 0 is dark"
@@ -103,14 +112,22 @@ class TestARunInANotebook:
         assert copied == copy.deepcopy(run) == run
         assert pictures(copied._repr_html_()) == [], "a copy knows no service, and no token"
 
+    def test_has_no_heat_map_of_raw_token_similarity(self, service):
+        writer = Writer(service)
+        run_id = writer.register("raw")
+        writer.send(run_id, Frame(0, 0, 1.0, {}, {"token_similarity": Array.of([0.5] * 3)}))
+        assert pictures(shown(service, run_id, Client)) == []
+
     def test_says_what_the_service_says_where_that_refuses(self, service):
         writer = Writer(service)
         gone = writer.register("gone")
-        writer.send(gone, Frame(0, 0, 1.0, {}, {"token_similarity": Array.of([0.5] * 3)}))
+        writer.send(gone, Frame(0, 0, 1.0, {}, {"centred_token_similarity": Array.of([0.5] * 3)}))
         with Client(service.url) as client:
             run = client.run(gone)
             writer.delete(gone)
-            assert f"No heat map of token_similarity: no run has the id '{gone}'" in Page(run._repr_html_()).text
+            assert (
+                f"No heat map of centred_token_similarity: no run has the id '{gone}'" in Page(run._repr_html_()).text
+            )
 
     def test_lists_are_tables(self, service, run_id):
         with Client(service.url) as client:
@@ -136,6 +153,16 @@ class TestAHeatMap:
         assert "(log scale)" in html
         assert heatmap.getpixel((1, 1)) == (34, 144, 140), "1e-2 is the middle between 1e-4 and 1"
         assert heatmap.getpixel((1, 0)) == (0x44, 0x01, 0x54), "0 is as dark as the least there is"
+
+    def test_marks_the_range_of_healthy_runs_on_its_scale(self):
+        _, key = pictures(html := self.heatmap("token_diversity", (1.0, 1e-4), (1e-2, 1e-6)))
+        low = min(json.loads(FILE.read_text())["token_diversity"]["low"])
+        assert f"{low:.4g} to 1 in healthy recorded runs" in html
+        marks = [key.getpixel((x, 2)) == (0x1B, 0x7A, 0x3D) for x in range(120)]
+        first = marks.index(True)
+        assert first == pytest.approx(119 * (1 - math.log10(low) / -6), abs=1)
+        assert marks == [False] * first + [True] * (120 - first)
+        assert pictures(self.heatmap("hidden_rms", (1.0, 2.0)))[1].size == (120, 2), "without a range, there is no mark"
 
     def test_of_a_healthy_run_is_bright_on_a_log_scale(self):
         heatmap, _ = pictures(self.heatmap("token_diversity", (0.9, 0.6), (0.8, 0.5)))

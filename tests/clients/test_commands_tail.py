@@ -222,9 +222,24 @@ class TestTailOnATerminal:
         diversities = [[1.0, 1.0, 1.0, 1.0, 10.0**-i] for i in range(8)]
         send(service.url, run_id, [frame(10 * i, token_diversity=values) for i, values in enumerate(diversities)])
         lines = run("tail", run_id, "--once", "--groups", "5", columns=100)[1].splitlines()
-        assert "token_diversity" in lines
+        assert "token_diversity  below the healthy band, block 3" in lines
         (curve,) = [line.split()[2] for line in lines if "layer 4" in line]
         assert curve == "█▇▆▅▄▃▂▁"
+
+    @pytest.mark.parametrize(
+        ("diversities", "line"),
+        [
+            ([0.1, 0.2, 0.2, 0.1, 0.1], "token_diversity"),
+            ([0.9, 1e-3, 1e-6, 1e-5, NAN], "token_diversity  below the healthy band, block 1"),
+            ([1e-3, 0.9, 0.9, 0.9, 0.9], "token_diversity  below the healthy band, the input"),
+        ],
+    )
+    def test_names_the_block_that_is_farthest_below_the_range_of_healthy_runs(self, run, service, diversities, line):
+        run_id = register(service.url, f"band-{diversities[1]}", "band")
+        # Of the samples only the newest counts.
+        frames = [frame(0, token_diversity=[1e-9] * 5), frame(10, token_diversity=diversities)]
+        send(service.url, run_id, frames)
+        assert line in run("tail", run_id, "--once", columns=100)[1].splitlines()
 
     def test_marks_where_one_of_several_losses_is_not_finite(self, run, broken):
         shown = run("tail", broken, "--once", columns=50)[1]

@@ -162,6 +162,28 @@ class TestGlances:
         assert (worst["metric"], worst["layer"], worst["rule"]) == ("update_norm / param_norm", 1, "updates-too-large")
 
 
+class TestTheMetricThatIsShownFirst:
+    @pytest.mark.parametrize(
+        ("layers", "expected"),
+        [
+            (
+                {"token_similarity": [0.9, 0.9, 0.9], "grad_norm": [1, 1], "token_diversity": [0.1] * 3},
+                "token_diversity",
+            ),
+            ({"token_similarity": [0.9] * 3, "hidden_rms": [1.0] * 3, "dead_units": [0.5, 0.75]}, "dead_units"),
+            ({"token_similarity": [NAN] * 3, "hidden_rms": [1.0] * 3}, "hidden_rms"),
+            ({"token_similarity": [0.9] * 3}, None),
+            ({}, None),
+        ],
+        ids=["with a healthy range", "nearest to a rule", "any other", "similarity alone", "the loss alone"],
+    )
+    def test_is_never_raw_token_similarity(self, api, layers, expected):
+        run_id = api.register(num_blocks=2)
+        layers = {name: Array.of(values) for name, values in layers.items()}
+        api.send_ok(run_id, [Frame(0, 0, 1.0, {"loss": 2.5}, layers)])
+        assert api.get(f"/runs/{run_id}")["default_metric"] == expected
+
+
 class TestTheWorstLayer:
     @pytest.mark.parametrize(
         ("layers", "worst"),

@@ -11,6 +11,7 @@ from grafana_foundation_sdk.models.dashboard import Panel
 
 from tsemon_dashboards.panels import (
     DECADES,
+    GREEN,
     dashboard,
     figure,
     labels,
@@ -19,6 +20,7 @@ from tsemon_dashboards.panels import (
     renamed,
     rows,
     transformation,
+    with_healthy_range,
 )
 from tsemon_dashboards.queries import PROMETHEUS, named, now, now_as_table, over_time
 
@@ -59,11 +61,12 @@ def panels() -> Iterator[Builder[Panel]]:
     )
     yield table_of_runs()
     yield table_of_incidents()
-    yield lines(
+    diversity = lines(
         "Token diversity, lowest of the layers",
         over_time(named("tsemon_layers_token_diversity_min"), NAME),
-        about="At 1e-6, the tokens of a layer differ in a millionth of their energy: the layer sees only their mean.",
-    ).scale_distribution(DECADES)
+        about=f"{GREEN} At 1e-6, the tokens of a layer differ in a millionth of their energy.",
+    )
+    yield with_healthy_range(diversity, "token_diversity").scale_distribution(DECADES)
     yield lines("Loss", over_time(named("tsemon_run_loss"), NAME))
     yield lines(
         "Steps per second",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from grafana_foundation_sdk.builders import common, heatmap, stat, table, timeseries, trend
 from grafana_foundation_sdk.builders import dashboard as builders
@@ -14,6 +15,7 @@ from grafana_foundation_sdk.models.common import (
     BigValueGraphMode,
     DataSourceRef,
     GraphDrawStyle,
+    GraphThresholdsStyleMode,
     HeatmapCellLayout,
     LegendDisplayMode,
     LegendPlacement,
@@ -23,13 +25,17 @@ from grafana_foundation_sdk.models.common import (
 )
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 
+from tsemon_answers.healthy import HEALTHY
 from tsemon_dashboards.queries import PROMETHEUS, REST, Built
 
+LinePanel = TypeVar("LinePanel", timeseries.Panel, trend.Panel)
 Query = Builder[Dataquery]
 Transformations = Sequence[models.DataTransformerConfig]
 
 DECADES = common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10)
 """The scale of a logarithmic axis."""
+
+GREEN = "Green: the range of healthy recorded runs over all depths."
 
 FULL, HALF, THIRD, QUARTER = 24, 12, 8, 6
 """Widths, of 24 columns."""
@@ -75,6 +81,15 @@ def lines(title: str, *queries: Query, unit: str = "short", about: str = "", wid
     panel = timeseries.Panel().title(title).description(about).unit(unit).span(width).height(TALL)
     panel = panel.targets(list(queries))
     return panel.datasource(PROMETHEUS).fill_opacity(0).legend(_legend()).tooltip(_tooltip())
+
+
+def with_healthy_range(panel: LinePanel, metric: str) -> LinePanel:
+    """The panel with a green area from the lowest value in healthy recorded runs, at any depth."""
+    low = min(HEALTHY[metric]["low"])
+    steps = [models.Threshold(value=None, color="transparent"), models.Threshold(value=low, color="green")]
+    thresholds = builders.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)
+    style = common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.AREA)
+    return panel.thresholds(thresholds).thresholds_style(style)
 
 
 def figure(title: str, query: Query, *, bad_from: float | None = None, about: str = "") -> stat.Panel:

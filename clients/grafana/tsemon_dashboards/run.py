@@ -12,6 +12,7 @@ from grafana_foundation_sdk.models import dashboard as models
 
 from tsemon_dashboards.panels import (
     DECADES,
+    GREEN,
     THIRD,
     answers,
     by_step,
@@ -25,6 +26,7 @@ from tsemon_dashboards.panels import (
     property_of,
     renamed,
     typed,
+    with_healthy_range,
 )
 from tsemon_dashboards.queries import (
     ON_SCALE,
@@ -104,11 +106,12 @@ def panels_by_step() -> Iterator[Builder[models.Panel]]:
 
 def panels_over_time() -> Iterator[Builder[models.Panel]]:
     yield lines("Loss", over_time(f"max by (run_id) (tsemon_run_loss{OF_RUN})", "loss"), about=MARKS)
-    yield lines(
+    diversity = lines(
         "Token diversity of each layer",
         over_time(f"max by (stack, layer) (tsemon_layer_token_diversity{OF_RUN})", "{{stack}} {{layer}}"),
-        about=MARKS,
-    ).scale_distribution(DECADES)
+        about=f"{GREEN} {MARKS}",
+    )
+    yield with_healthy_range(diversity, "token_diversity").scale_distribution(DECADES)
     speed = f"max by (run_id) (clamp_min(deriv(tsemon_run_process_step{OF_RUN}[5m]), 0))"
     yield lines("Steps per second", over_time(speed, "steps"), width=THIRD)
     firing = over_time(f"max by (rule, severity) (tsemon_alert_firing{OF_RUN})", "{{rule}} ({{severity}})")
@@ -124,16 +127,18 @@ def panels_by_scraped_step() -> Iterator[Builder[models.Panel]]:
         "mean": "tsemon_layers_token_diversity_mean",
         "last layer": "tsemon_layers_token_diversity_last",
     }
-    yield scraped("Token diversity: lowest, mean, last layer", diversity).scale_distribution(DECADES)
+    panel = scraped("Token diversity: lowest, mean, last layer", diversity, about=GREEN)
+    yield with_healthy_range(panel, "token_diversity").scale_distribution(DECADES)
 
 
-def scraped(title: str, metrics: Mapping[str, str]) -> trend.Panel:
+def scraped(title: str, metrics: Mapping[str, str], about: str = "") -> trend.Panel:
     """Metrics of Prometheus, by the names of their lines, over the step of the run."""
     columns = dict(zip("ABCD", {"step": "tsemon_run_step", **metrics}.items(), strict=False))
     return curves(
         title,
         *(over_time_as_table(f"max by (run_id) ({metric}{OF_RUN})", letter) for letter, (_, metric) in columns.items()),
         source=PROMETHEUS,
+        about=about,
         transformations=by_step({f"Value #{letter}": name for letter, (name, _) in columns.items()}),
     )
 

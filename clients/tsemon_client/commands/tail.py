@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-USUAL = ("token_diversity", "effective_rank", "attention_entropy", "grad_norm", "token_similarity")
-"""The first of these that a run has is shown where no metric is asked for."""
 LABEL_WIDTH = 26
 VALUE_WIDTH = 11
 MAX_ALERTS = 6
@@ -72,7 +70,7 @@ def tail(
         typer.Option(
             "--metric",
             "-m",
-            help="A metric with a value per layer; may be repeated (default: token_diversity).",
+            help="A metric with a value per layer; may be repeated (default: token_diversity if recorded).",
             autocompletion=complete_metric,
         ),
     ] = None,
@@ -114,9 +112,11 @@ class Watched:
     client: Client
     run_id: str
     asked: tuple[str, ...]
-    """Metrics; empty where the run's own first one is meant."""
+    """Metrics; empty to show the one that the server suggests."""
     num_groups: int
     run: RunDetail | None = None
+    chosen: str | None = None
+    """Metric that the server suggested at first, kept so that the picture stays the same."""
     loss: Series | None = None
     layers: list[Heatmap] = field(default_factory=list)
     alerts: list[Alert] = field(default_factory=list)
@@ -138,14 +138,16 @@ class Watched:
         if "loss" in recorded.scalars:
             self.loss = self.client.series(self.run_id, "loss", from_step=from_step, points=max(points, 3))
         # Before the first frame, nothing is known of what the run will have.
-        known = [name for name in self.asked or USUAL if name in recorded.layers]
+        if self.chosen not in recorded.layers:
+            self.chosen = run.default_metric
+        wanted = self.asked or [self.chosen]
+        known = [name for name in wanted if name in recorded.layers]
         missing = [name for name in self.asked if name not in recorded.layers]
         if missing and run.latest is not None:
             names = ", ".join(recorded.layers) or "none"
             raise UnknownMetric(f"the run has no metric {missing[0]!r} with a value per layer; it has {names}")
         self.layers = [
-            self.client.heatmap(self.run_id, name, from_step=from_step, columns=points, extremes=True)
-            for name in (known if self.asked else known[:1])
+            self.client.heatmap(self.run_id, name, from_step=from_step, columns=points, extremes=True) for name in known
         ]
         for heat in self.layers:
             if heat.metric not in self.measured:  # a layer may have broken long before what is shown
@@ -251,7 +253,7 @@ def _picture(watched: Watched, console: Console, trouble: str) -> Group:
         finite = [None if bad else value for value, bad in zip(watched.loss.mean, watched.loss.nonfinite, strict=True)]
         lines.append(_curve("loss", finite, width, bars, None, NOT_FINITE))
     for heat in watched.layers:
-        lines.append(Text(printable(heat.metric), "bold"))
+        lines.append(Text.assemble((printable(heat.metric), "bold"), (_below_the_band(watched.run, heat), "yellow")))
         known = [value for values in heat.values for value in values if value is not None]
         is_log = _is_log(heat.metric, known)
         ends = (min(known), max(known)) if known else None
@@ -286,6 +288,18 @@ def _header(run: RunDetail, trouble: str) -> Iterator[Text]:
     others = {name: value for name, value in (run.latest.scalars if run.latest else {}).items() if name in BESIDE}
     if others:
         yield Text("  ".join(f"{name} {number(value)}" for name, value in others.items()), "dim")
+
+
+def _below_the_band(run: RunDetail, heat: Heatmap) -> str:
+    """The block that is farthest below the range of healthy runs at the newest step; empty if no block is below."""
+    from tsemon_answers.display import blocks
+    from tsemon_answers.healthy import farthest_below
+
+    layer = farthest_below(heat.metric, heat.values[-1]) if heat.values and len(run.stacks) < 2 else None
+    if layer is None:
+        return ""
+    block = layer - (heat.layers - run.num_blocks)  # the first state is the input of the first block
+    return f"  below the healthy band, {'the input' if block < 0 else blocks((block, block))}"
 
 
 BESIDE = ("learning_rate", "total_grad_norm", "total_param_norm", "update_alignment", "overhead_ratio")

@@ -103,5 +103,4 @@ def list_glances(asked: Asked[GlancesQuery], store: TheStore, kept: TheGlances) 
 @needs("read", "ingest", of="run")  # a writer asks whether its attempt is over
 def describe_run(run_id: RunId, store: TheStore) -> RunDetail:
     """All about one run besides its frames."""
-    with store.read() as reader:
-        return reader.runs.detail(run_id)
+    return glances.described(store, run_id)

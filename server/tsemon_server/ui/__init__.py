@@ -13,6 +13,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 from tsemon.catalogue import LAYERED
+from tsemon_answers.healthy import HEALTHY
 from tsemon_server.rules.language import language
 
 MEDIA_TYPES = {
@@ -71,8 +72,7 @@ def _read(folder: Traversable, prefix: str = "") -> dict[str, Asset]:
 
 def _catalogue() -> Asset:
     """The layered metrics' titles, ranges and scales, and their values in healthy runs."""
-    healthy = json.loads(files(__package__).joinpath("healthy.json").read_text())
-    metrics = {name: asdict(metric) | {"healthy": healthy.get(name)} for name, metric in LAYERED.items()}
+    metrics = {name: asdict(metric) | {"healthy": HEALTHY.get(name)} for name, metric in LAYERED.items()}
     return Asset(json.dumps(metrics).encode(), MEDIA_TYPES[".json"], "no-cache")
 
 

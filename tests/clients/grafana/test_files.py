@@ -15,6 +15,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.alerting import Rule
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from scripts.healthy_band import FILE
 from tests.clients.grafana.dashboards import DASHBOARDS, FOLDER, RULES, panels, provisioned, queries
 
 CLIENTS = FOLDER.parent
@@ -80,6 +81,14 @@ class TestEachDashboard:
 
     def test_shows_token_diversity_in_place_of_raw_token_similarity(self, name):
         assert "token_similarity" not in json.dumps(DASHBOARDS[name])
+
+    def test_shows_the_range_of_healthy_runs_behind_token_diversity(self, name):
+        low = min(json.loads(FILE.read_text())["token_diversity"]["low"])
+        for panel in panels(name):
+            defaults = panel["fieldConfig"]["defaults"]
+            is_drawn = defaults.get("custom", {}).get("thresholdsStyle") == {"mode": "area"}
+            assert is_drawn == panel["title"].startswith("Token diversity")
+            assert not is_drawn or [step["value"] for step in defaults["thresholds"]["steps"]] == [None, low]
 
     def test_has_one_query_of_each_letter_in_a_panel(self, name):
         for panel in panels(name):

@@ -75,7 +75,7 @@ class Service:
         self, run_id: str, steps: Iterable[int], similarity: Sequence[float] = GROWING, **scalars: float
     ) -> None:
         """One frame for each of `steps`, all of the same values; the blocks are one fewer than the entries."""
-        layers = {"token_similarity": Array.of(similarity)}
+        layers = {"centred_token_similarity": Array.of(similarity)}
         self.send(run_id, *(Frame(step, step, START_S + step, scalars, layers) for step in steps))
 
     def replay(self, trace: str, **fields: Any) -> str:

@@ -42,7 +42,7 @@ class Runs:
         frames = []
         for seq, step in enumerate(STEPS):
             values = {scalar: float(value(step)) for scalar, value in scalars.items()}
-            layers = {"token_similarity": similarity(num_blocks, step)}
+            layers = {"centred_token_similarity": similarity(num_blocks, step)}
             frames.append(Frame(seq, step, START_S + seconds * step, values, layers))
         service.send(run_id, *frames)
         return run_id
@@ -112,7 +112,7 @@ def table(page, name):
 def profiles(page):
     """The values of the charts of layers, by run and layer."""
     drawn = table(page, "Layers side by side")
-    return {(line["run"], int(line["layer"])): float(line["token_similarity"]) for line in drawn}
+    return {(line["run"], int(line["layer"])): float(line["centred_token_similarity"]) for line in drawn}
 
 
 class TestTheChoiceOfRuns:
@@ -182,14 +182,14 @@ class TestTheChart:
         assert {(line["run"], int(line["step"])): float(line["mean"]) for line in drawn}["fast", 100] == 2.0
 
     def test_takes_the_last_layer_of_each_however_deep_it_is(self, page, runs):
-        compare(page, runs.fast, runs.slow, metric="token_similarity")
-        expect(page.get_by_role("heading", name="token_similarity of the last layer by step")).to_be_visible()
+        compare(page, runs.fast, runs.slow, metric="centred_token_similarity")
+        expect(page.get_by_role("heading", name="centred_token_similarity of the last layer by step")).to_be_visible()
         expect(worth(page, "fast")).to_have_text("0.4198")
         expect(worth(page, "slow")).to_have_text("0.6198")
         page.get_by_label("layer", exact=True).select_option("5")
-        expect(page.get_by_text("fast has not recorded token_similarity of layer 5")).to_be_visible()
+        expect(page.get_by_text("fast has not recorded centred_token_similarity of layer 5")).to_be_visible()
         expect(worth(page, "slow")).to_have_text("0.6198")
-        expect(page).to_have_url(re.compile("metric=token_similarity&layer=5$"))
+        expect(page).to_have_url(re.compile("metric=centred_token_similarity&layer=5$"))
 
     def test_shows_how_far_runs_are_from_a_baseline(self, page, runs):
         compare(page, runs.fast, runs.slow)
@@ -321,11 +321,11 @@ class TestTheChart:
 class TestTheLayersSideBySide:
     def test_are_those_of_the_latest_frames_and_of_the_step_that_is_picked(self, page, runs):
         compare(page, runs.fast, runs.slow)
-        title = page.get_by_role("heading", name=re.compile("^token_similarity by layer"))
-        expect(title).to_have_text("token_similarity by layer, at the latest step of each run")
-        expect(page.get_by_role("img", name="token_similarity by layer of 2 runs")).to_be_visible()
+        title = page.get_by_role("heading", name=re.compile("^centred_token_similarity by layer"))
+        expect(title).to_have_text("centred_token_similarity by layer, at the latest step of each run")
+        expect(page.get_by_role("img", name="centred_token_similarity by layer of 2 runs")).to_be_visible()
         latest = {
-            (line["run"], int(line["layer"])): float(line["token_similarity"])
+            (line["run"], int(line["layer"])): float(line["centred_token_similarity"])
             for line in table(page, "Layers side by side")
         }
         assert latest["slow", 5] == pytest.approx(0.6198)
@@ -335,16 +335,16 @@ class TestTheLayersSideBySide:
         expect(title).to_have_text(re.compile(r"at step \d$"))
         expect(page).to_have_url(re.compile(r"step=\d$"))
         first = {
-            (line["run"], int(line["layer"])): float(line["token_similarity"])
+            (line["run"], int(line["layer"])): float(line["centred_token_similarity"])
             for line in table(page, "Layers side by side")
         }
         assert first["slow", 5] == pytest.approx(0.6, abs=1e-3)
         page.get_by_role("button", name="Latest of each").click()
-        expect(title).to_have_text("token_similarity by layer, at the latest step of each run")
+        expect(title).to_have_text("centred_token_similarity by layer, at the latest step of each run")
 
     def test_are_each_at_its_own_step_where_time_is_picked(self, page, runs):
         compare(page, runs.fast, runs.slow, along="time", at=100)
-        expect(page.get_by_role("heading", name="token_similarity by layer, at 1 min 40 s")).to_be_visible()
+        expect(page.get_by_role("heading", name="centred_token_similarity by layer, at 1 min 40 s")).to_be_visible()
         drawn = table(page, "Layers side by side")
         assert {(line["run"], line["at"]) for line in drawn} == {("fast", "step 100"), ("slow", "step 50")}
 
@@ -360,13 +360,13 @@ class TestTheLayersSideBySide:
 
     def test_of_a_run_that_has_not_come_so_far_are_not_made_up(self, page, runs):
         compare(page, runs.broken, runs.fast, step=150)
-        expect(page.get_by_role("img", name="token_similarity by layer of 2 runs")).to_be_visible()
+        expect(page.get_by_role("img", name="centred_token_similarity by layer of 2 runs")).to_be_visible()
         assert {line["run"] for line in table(page, "Layers side by side")} == {"fast"}
 
     def test_have_no_value_where_it_is_not_finite(self, page, runs):
         compare(page, runs.broken)
-        expect(page.get_by_role("img", name="token_similarity by layer of 1 run")).to_be_visible()
-        drawn = [line["token_similarity"] for line in table(page, "Layers side by side")]
+        expect(page.get_by_role("img", name="centred_token_similarity by layer of 1 run")).to_be_visible()
+        drawn = [line["centred_token_similarity"] for line in table(page, "Layers side by side")]
         assert (drawn[0][:3], drawn[2]) == ("0.1", "")
 
     def test_say_in_a_line_who_does_not_measure_them_and_who_has_nothing_finite(self, page, service, runs):
@@ -383,21 +383,21 @@ class TestTheLayersSideBySide:
 
     def test_name_their_axis(self, page, runs):
         compare(page, runs.fast, runs.slow)
-        drawn = page.get_by_role("img", name="token_similarity by layer of 2 runs")
+        drawn = page.get_by_role("img", name="centred_token_similarity by layer of 2 runs")
         expect(drawn).to_be_visible()
         assert option_of(drawn, "xAxis", "name") == ["layer", "layer"]
 
     def test_can_be_moved_by_the_keyboard(self, page, runs):
         compare(page, runs.fast, runs.slow)
         page.get_by_label("Place of the layer profiles").press("Home")
-        expect(page.get_by_role("heading", name="token_similarity by layer, at step 0")).to_be_visible()
+        expect(page.get_by_role("heading", name="centred_token_similarity by layer, at step 0")).to_be_visible()
 
 
 class TestTakingAway:
     @pytest.mark.parametrize("chart", ["Comparison", "Layers side by side"])
     def test_gives_a_picture_of_what_is_shown(self, page, runs, chart):
         compare(page, runs.fast, runs.slow)
-        expect(page.get_by_role("img", name="token_similarity by layer of 2 runs")).to_be_visible()
+        expect(page.get_by_role("img", name="centred_token_similarity by layer of 2 runs")).to_be_visible()
         with page.expect_download() as given:
             page.get_by_role("button", name=f"{chart} as PNG").click()
         assert given.value.suggested_filename.startswith("fast-and-1-more_")
@@ -407,15 +407,22 @@ class TestTakingAway:
 class TestTheAddress:
     def test_holds_every_choice(self, page, runs):
         ids = runs.fast, runs.slow
-        query = {"metric": "token_similarity", "layer": 1, "along": "time", "baseline": runs.fast, "at": 60, "log": 1}
+        query = {
+            "metric": "centred_token_similarity",
+            "layer": 1,
+            "along": "time",
+            "baseline": runs.fast,
+            "at": 60,
+            "log": 1,
+        }
         compare(page, *ids, **query, hide=runs.slow)
-        expect(page.get_by_label("metric", exact=True)).to_have_value("layer token_similarity")
+        expect(page.get_by_label("metric", exact=True)).to_have_value("layer centred_token_similarity")
         expect(page.get_by_label("layer", exact=True)).to_have_value("1")
         expect(page.get_by_role("radio", name="by wall time")).to_be_checked()
         expect(page.get_by_label("difference to")).to_have_value(runs.fast)
         expect(page.get_by_label("logarithmic")).to_be_checked()
         expect(page.get_by_role("button", name="Hide slow")).to_have_attribute("aria-pressed", "true")
-        expect(page.get_by_role("heading", name="token_similarity by layer, at 1 min")).to_be_visible()
+        expect(page.get_by_role("heading", name="centred_token_similarity by layer, at 1 min")).to_be_visible()
         before = page.url
         page.get_by_label("logarithmic").uncheck()
         page.get_by_label("logarithmic").check()

@@ -7,7 +7,7 @@ import pytest
 
 SHOWN = {
     "runs": ["gpt"],
-    "metric": "token_similarity of layer 3",
+    "metric": "centred_token_similarity of layer 3",
     "steps": [0, 1000],
     "columns": ["step", "mean"],
     "rows": [[0, 0.5], [1000, None]],
@@ -32,7 +32,7 @@ def table(text):
 
 class TestTheNameOfAFile:
     def test_says_run_metric_and_steps(self, page):
-        assert ask(page, "fileName", {}, "png") == "gpt_token_similarity-of-layer-3_steps-0-1000.png"
+        assert ask(page, "fileName", {}, "png") == "gpt_centred_token_similarity-of-layer-3_steps-0-1000.png"
 
     def test_counts_further_runs(self, page):
         assert ask(page, "fileName", {"runs": ["a", "b", "c"]}, "csv").startswith("a-and-2-more_")
@@ -54,7 +54,7 @@ class TestTheNameOfAFile:
 class TestATable:
     def test_says_run_metric_and_steps_above_its_rows(self, page):
         comments, rows = table(ask(page, "csvOf", {}))
-        assert comments == ["# run: gpt", "# metric: token_similarity of layer 3", "# steps: 0 to 1000"]
+        assert comments == ["# run: gpt", "# metric: centred_token_similarity of layer 3", "# steps: 0 to 1000"]
         assert rows == [["step", "mean"], ["0", "0.5"], ["1000", ""]]
 
     def test_keeps_a_name_in_its_cell_and_in_its_line(self, page):

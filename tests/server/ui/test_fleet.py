@@ -205,7 +205,7 @@ class TestARow:
         layers = {"nonfinite_entries": Array.of([0.0, 12.0, 0.0, 0.0])}  # of a checkpoint
         service.send(service.register("scan"), Frame(1, 1, START_S, {}, layers))
         page.goto("/")
-        expect(cell(page, "gpt", "worst")).to_have_text("not finitelayer 2, token_similarity")
+        expect(cell(page, "gpt", "worst")).to_have_text("not finitelayer 2, centred_token_similarity")
         expect(cell(page, "bert", "worst")).to_have_text("not finitelayer 3")
         expect(cell(page, "scan", "worst")).to_have_text("not finitelayer 1")
 

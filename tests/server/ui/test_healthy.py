@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from playwright.sync_api import expect
 
 from scripts.healthy_band import FILE, band
 from tsemon.wire import Array, Frame
+from tsemon_answers.healthy import farthest_below
 
 from .conftest import START_S, option_of
 
@@ -71,6 +73,22 @@ class TestTheProfile:
         assert band_in(self.chart(page)) is None
 
 
+class TestTheColorScaleOfTheHeatMap:
+    def test_marks_the_range_over_all_depths(self, page, run_id):
+        open_page(page, f"/#/run/{run_id}")
+        expect(page.get_by_text("healthy runs, 0.00295 to 1 by depth")).to_be_visible()
+        bar, mark = (page.locator(of).bounding_box() for of in (".legend .bar", ".bar .healthy"))
+        start = 1 - math.log10(0.00295) / math.log10(min(DIVERSITY))
+        assert (mark["x"] - bar["x"]) / bar["width"] == pytest.approx(start, abs=0.01)
+        assert mark["x"] + mark["width"] == pytest.approx(bar["x"] + bar["width"], abs=0.5)
+        assert mark["height"] > 0
+
+    def test_has_none_of_other_metrics(self, page, run_id):
+        open_page(page, f"/#/run/{run_id}?metric=grad_norm")
+        expect(page.locator(".legend .bar")).to_be_visible()
+        expect(page.locator(".legend .healthy")).to_have_count(0)
+
+
 class TestTheHistoryOfALayer:
     def test_has_the_range_of_this_layer_over_all_steps(self, page, run_id):
         open_page(page, f"/#/run/{run_id}?metric=token_diversity&layer=3")
@@ -123,6 +141,14 @@ class TestTheComparison:
 
 
 class TestTheRange:
+    @pytest.mark.parametrize("num_layers", [2, 5, 49])
+    def test_is_the_same_for_python(self, num_layers):
+        low, _ = expected(num_layers)
+        assert farthest_below("token_diversity", [1.001 * edge for edge in low]) is None
+        for layer in range(num_layers):
+            below = [1.001 * edge if i != layer else 0.999 * edge for i, edge in enumerate(low)]
+            assert farthest_below("token_diversity", below) == layer
+
     def test_is_of_healthy_runs_after_their_first_tenth_each_with_the_same_weight(self, tmp_path):
         def record(name, diversities, failing=False, gray=False):
             header = {"t": "run", "failing": failing, "gray": gray}

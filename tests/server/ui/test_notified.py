@@ -1,4 +1,4 @@
-"""From a message in Slack to the cell that it is about: one click."""
+"""From a message in Slack, or an alert of Prometheus, to the cell that it is about: one click."""
 
 from __future__ import annotations
 
@@ -56,18 +56,22 @@ class TestTheLinkOfAMessage:
         recorded = RecordedRun(FOLDER / f"{trace}-s0.jsonl.gz")
         run_id = service.register(trace, recorded.num_blocks)
         service.send(run_id, *recorded.frames)
-        link = link_in(slack)
         [incident] = service.request("GET", f"/api/v1/runs/{run_id}/incidents").json()["incidents"]
         is_of_states = metric == "token_diversity"
         num_layers = recorded.num_blocks + is_of_states
         layer, steps = incident["blocks"][0] + is_of_states, [frame.step for frame in recorded.frames]
+        column = steps.index(incident["left_step"])
+        cell = [(column + 0.5) / len(steps), (layer + 0.5) / num_layers]
+        of_prometheus = (
+            f"{service.url}/#/run/{run_id}?incident={incident['incident_id']}"  # as in the rule TsemonIncident
+        )
         with opened(browser, service) as page:
             page.set_viewport_size({"width": 1280, "height": 1500})
-            page.goto(link)
-            wait_for_charts(page)
-            expect(page.get_by_label("metric", exact=True)).to_have_value(metric)
-            expect(page.locator("#readout")).to_contain_text(f"at step {incident['left_step']}: {metric} ")
-            expect(page.get_by_label("layer", exact=True)).to_have_value(str(layer))
-            column = steps.index(incident["left_step"])
-            cell = [(column + 0.5) / len(steps), (layer + 0.5) / num_layers]
-            assert framed_in(page, RED) == pytest.approx(cell, abs=0.03)
+            for link in (link_in(slack), of_prometheus):
+                page.goto("about:blank")
+                page.goto(link)
+                wait_for_charts(page)
+                expect(page.get_by_label("metric", exact=True)).to_have_value(metric)
+                expect(page.locator("#readout")).to_contain_text(f"at step {incident['left_step']}: {metric} ")
+                expect(page.get_by_label("layer", exact=True)).to_have_value(str(layer))
+                assert framed_in(page, RED) == pytest.approx(cell, abs=0.03)

@@ -193,16 +193,16 @@ class TestARun:
         service.send_steps(run_id, [0], loss=3.25)
         open_run(page, run_id)
         expect(fact(page, "loss")).to_have_text("3.25")
-        expect(page.get_by_role("heading", name="token_similarity at step 0 (latest)")).to_be_visible()
+        expect(page.get_by_role("heading", name="centred_token_similarity at step 0 (latest)")).to_be_visible()
         point_at(page, "map", 0.5, 0.1)
-        expect(tooltip(page)).to_have_text("step0layer4 · h.3token_similarity0.5")
+        expect(tooltip(page)).to_have_text("step0layer4 · h.3centred_token_similarity0.5")
 
     def test_reads_entry_zero_as_the_input_of_the_first_block(self, page, service, name):
         run_id = service.register(name)
         service.send_steps(run_id, range(10))
         open_run(page, run_id)
         point_at(page, "map", 0.01, 0.95)
-        expect(tooltip(page)).to_have_text("step0layer0 · input of h.0token_similarity0.1")
+        expect(tooltip(page)).to_have_text("step0layer0 · input of h.0centred_token_similarity0.1")
 
     def test_tells_what_is_not_finite_from_what_is_small(self, page, service, name):
         run_id = service.register(name)
@@ -215,11 +215,11 @@ class TestARun:
         expect(page.locator(".legend")).to_contain_text("not finite")
         point_at(page, "map", 0.92, 0.1)
         expect(tooltip(page)).to_have_text(
-            "step18layer4 · h.3token_similaritynot finitefiring, from step 10loss-not-finite"
+            "step18layer4 · h.3centred_token_similaritynot finitefiring, from step 10loss-not-finite"
         )
         point_at(page, "map", 0.92, 0.95)
         expect(tooltip(page)).to_have_text(
-            "step18layer0 · input of h.0token_similarity0firing, from step 10loss-not-finite"
+            "step18layer0 · input of h.0centred_token_similarity0firing, from step 10loss-not-finite"
         )
 
     def test_tells_of_a_single_value_that_is_not_finite_among_many(self, page, service, name):
@@ -535,7 +535,7 @@ class TestZooming:
         run_id = service.register(name)
         service.send_steps(run_id, range(1000), loss=1.0)
         open_run(page, run_id)
-        expect(page.get_by_role("heading", name="token_similarity around step")).to_be_visible()
+        expect(page.get_by_role("heading", name="centred_token_similarity around step")).to_be_visible()
         box = charts(page).bounding_box()
         _, right = option_of(charts(page), "dataZoom", "right")
         handle = box["x"] + box["width"] - right, box["y"] + box["height"] - 18
@@ -544,7 +544,7 @@ class TestZooming:
         page.mouse.move(box["x"] + 200, handle[1], steps=5)
         with page.expect_response(re.compile(r"heatmap.*to_step=\d+")) as answer:
             page.mouse.up()
-        expect(page.get_by_role("heading", name=re.compile("token_similarity at step"))).to_be_visible()
+        expect(page.get_by_role("heading", name=re.compile("centred_token_similarity at step"))).to_be_visible()
         columns = answer.value.json()["step"]
         assert columns == list(range(len(columns)))
         assert 100 < len(columns) < 256
@@ -569,7 +569,7 @@ class TestARunThatGoesOn:
         page.get_by_label("fit colours to the data").check()
         service.send_steps(run_id, range(3, 9), loss=2.5)
         expect(fact(page, "step")).to_have_text("8")
-        expect(page.get_by_role("heading", name="token_similarity at step 8 (latest)")).to_be_visible()
+        expect(page.get_by_role("heading", name="centred_token_similarity at step 8 (latest)")).to_be_visible()
         expect(page.get_by_label("fit colours to the data")).to_be_checked()
 
     def test_disturbs_nothing_that_somebody_has_chosen(self, page, service, name):
@@ -581,7 +581,7 @@ class TestARunThatGoesOn:
         page.evaluate("window.before = [...document.querySelectorAll('canvas, .tools select, .panel-head')]")
         service.send_steps(run_id, range(3, 9), loss=2.5)
         expect(fact(page, "step")).to_have_text("8")
-        expect(page.get_by_role("heading", name="token_similarity at step 1")).to_be_visible()
+        expect(page.get_by_role("heading", name="centred_token_similarity at step 1")).to_be_visible()
         expect(page.locator("pre")).to_be_visible()
         expect(charts(page)).to_be_focused()
         assert page.evaluate("window.before.length > 5 && window.before.every((element) => element.isConnected)")
@@ -997,3 +997,14 @@ class TestTheLayout:
         assert page.evaluate("document.documentElement.scrollWidth") == width
         for head in page.locator(".panel-head:visible").all():
             assert head.evaluate("head => head.scrollWidth <= head.clientWidth"), "nothing is cut off"
+
+
+class TestTheMetricThatIsShownFirst:
+    def test_is_never_raw_token_similarity_which_can_be_picked(self, page, service, name):
+        run_id = service.register(name)
+        service.send(run_id, Frame(1, 1, START_S, {"loss": 1.0}, {"token_similarity": Array.of([0.9] * 5)}))
+        open_run(page, run_id)
+        expect(page.get_by_text("Raw token similarity alone says little, so it is not shown first.")).to_be_visible()
+        expect(page.locator(".panel-head:visible")).to_have_count(1)
+        page.get_by_label("metric", exact=True).select_option("token_similarity")
+        expect(page.get_by_role("heading", name="token_similarity at step 1 (latest)")).to_be_visible()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
-from tsemon_answers.runs import Glance, Glances, GlancesQuery, LossLine, Worst
+from tsemon_answers.runs import FIRST_CHOICE, Glance, Glances, GlancesQuery, LossLine, RunDetail, Worst
 from tsemon_server.filling import filled
 from tsemon_server.rules import PACK
 from tsemon_server.rules.nearness import Nearness
@@ -25,7 +26,9 @@ MOST_KEPT = 2000
 """Maximum number of glances in memory."""
 NONFINITE = ("nonfinite", "nonfinite_entries")
 """Measures that count what is not finite: the hidden states of a training, the parameters of a scan's checkpoint."""
-TOKENS = "token_diversity", "token_similarity"
+RAW = "token_similarity"
+OF_CHECKPOINTS = "param_norm"
+TOKENS = FIRST_CHOICE, RAW
 """Measures whose NaN tells the same, in runs without the first of these."""
 
 
@@ -60,6 +63,24 @@ def glances(store: Store, kept: Kept, asked: GlancesQuery) -> Glances:
             glance = found[run_id] = Glance(run_id=run_id, loss=_loss(reader.frames, run_id, points), worst=worst)
             kept.keep(glance, points, seen[run_id])
     return Glances(glances=[glance for glance in found.values() if glance is not None])
+
+
+def described(store: Store, run_id: str) -> RunDetail:
+    """All about a run besides its frames, with the metric that is shown first."""
+    with store.read() as reader:
+        run = reader.runs.detail(run_id)
+        return run.model_copy(update={"default_metric": _default_metric(reader, run)})
+
+
+def _default_metric(reader: Reader, run: RunDetail) -> str | None:
+    """The metric that has a healthy range, else the one that is nearest to a threshold, else any but raw similarity."""
+    if FIRST_CHOICE in run.metrics.layers:
+        return FIRST_CHOICE
+    model = reader.runs.models_now([run.run_id]).get(run.run_id, UNKNOWN_MODEL)
+    worst = _worst(_newest_layers(reader, [run.run_id]).get(run.run_id, ()), model)
+    named = re.findall(r"\w+", worst.metric) if worst else []  # an expression may have several
+    known = [name for name in run.metrics.layers if name != RAW]
+    return next((name for name in (*named, OF_CHECKPOINTS, *known) if name in known), None)
 
 
 def _newest_layers(reader: Reader, run_ids: Sequence[str]) -> dict[str, list[Layers]]:

@@ -48,8 +48,5 @@ export function difference(series, baseline) {
 /** Whether a scalar is a quantity: the ids of sequences and the steps with them only name something. */
 export const isPlotted = (name) => !/^sequence_(id|seen)_\d$/.test(name);
 
-/** Metrics with a value per layer that say something by themselves. */
-const TELLING = ["token_diversity", "effective_rank", "param_norm"];
-
-/** The one of these names that is shown first: raw token similarity says little by itself, so it comes last. Null if there is none. */
-export const firstOf = (names) => TELLING.find((name) => names.includes(name)) ?? names.find((name) => name !== "token_similarity") ?? names[0] ?? null;
+/** The metric that is shown first of every run that has it. */
+export const FIRST_CHOICE = "token_diversity";

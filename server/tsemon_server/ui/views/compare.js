@@ -5,7 +5,7 @@ import { get, getCatalogue, getOrProblem, metricOf, noneIfGone, own, runPath } f
 import { h, keyed, put } from "../base/dom.js";
 import { count, duration, number, statePill } from "../base/format.js";
 import { healthyRange, healthyWords } from "../base/healthy.js";
-import { along as byX, difference, firstOf, isPlotted, lookOf, valueAt } from "../base/series.js";
+import { along as byX, difference, FIRST_CHOICE, isPlotted, lookOf, valueAt } from "../base/series.js";
 import { layerLabel } from "../base/stacks.js";
 import { loadCharts, nearestIndex } from "../charts/chart.js";
 import { downloads } from "../charts/download.js";
@@ -145,7 +145,7 @@ export class CompareView {
     const layered = new Set(runs.flatMap((run) => Object.keys(run.metrics.layers)));
     this.scalars = [...scalars].filter(isPlotted).sort();
     this.layered = [...layered].sort();
-    const firstLayered = firstOf(this.layered);
+    const firstLayered = layered.has(FIRST_CHOICE) ? FIRST_CHOICE : (runs.map((run) => run.default_metric).find(Boolean) ?? null);
     if (this.metric === null) {
       this.metric = scalars.has("loss") ? "loss" : (firstLayered ?? this.scalars[0] ?? null);
       this.layer = this.metric !== null && !scalars.has(this.metric) ? LAST : null;

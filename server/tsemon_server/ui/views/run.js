@@ -6,7 +6,7 @@ import { gradientOf, scaleOf } from "../base/colour.js";
 import { h, keyed } from "../base/dom.js";
 import { count, number, refreshAges } from "../base/format.js";
 import { healthyRange, healthyWords } from "../base/healthy.js";
-import { firstOf, isPlotted } from "../base/series.js";
+import { FIRST_CHOICE, isPlotted } from "../base/series.js";
 import { WEIGHTS, isOfAttention, smoothingWords } from "../base/smoothing.js";
 import { blockOf, layerLabel, layerOfBlock, layerTitle } from "../base/stacks.js";
 import { loadCharts, nearestIndex } from "../charts/chart.js";
@@ -67,6 +67,7 @@ export class RunView {
     this.step = numberIn("step");
     this.layer = numberIn("layer");
     this.block = numberIn("block"); // a layer in the words of an incident
+    this.incident = query.get("incident"); // the cell in which it began, until another one is chosen
     this.head = numberIn("head");
     this.attempt = numberIn("attempt");
     this.curve = query.get("curve") ?? NORMS_CHOICE;
@@ -129,6 +130,13 @@ export class RunView {
       this.#lackedAttempt = this.attempt;
       this.attempt = null;
     }
+    const linked = incidents.find(({ incident_id }) => incident_id === this.incident);
+    this.incident = null;
+    if (linked) {
+      const { metric, layer, step } = this.#cellOf(linked, run, causes);
+      Object.assign(this, { metric, layer, step, attempt: attemptAt(step, linked, run) });
+      this.#isMetricChosen = metric !== null;
+    }
     // A number of the run as a whole is a curve, and has no layers.
     if (run.metrics.scalars.includes(this.metric) && !layered.includes(this.metric)) {
       if (this.metric !== "loss") this.curve = this.metric;
@@ -139,7 +147,9 @@ export class RunView {
     if (this.#isMetricChosen && this.metric !== null) return;
     const incident = this.#currentOf(incidents, run)[0];
     const deciding = incident && metricIn(causes.get(incident.cause_id)?.evidence, run.metrics.layers);
-    this.metric = deciding ?? firstOf(layered);
+    // The metric nearest to a threshold changes as the run goes on: the first one stays.
+    const suggested = run.default_metric === FIRST_CHOICE || !layered.includes(this.metric) ? run.default_metric : this.metric;
+    this.metric = deciding ?? suggested;
   }
 
   /** The incidents at the top: the open ones, the worst first, else the latest of the attempt that is shown. */
@@ -418,7 +428,7 @@ export class RunView {
     this.viewTools.hidden = this.chartBox.hidden;
     this.#drawHeads(layer);
     if (column === null) return;
-    this.#showLegend(map);
+    this.#showLegend(map, healthy);
     this.profileTitle.textContent = `${name} ${this.#atStep(column)}`;
     this.slider.max = String(map.step.length - 1);
     this.slider.value = String(column);
@@ -486,6 +496,7 @@ export class RunView {
     const unseen = [{ name: "loss", series: loss }, ...curves, { name: this.metric, series: map }].filter(({ series }) => series?.step.length === 0);
     if (this.attempt !== null) notes.push({ text: this.#attemptNote(run), hasWayBack: true });
     if (Object.keys(run.metrics.layers).length === 0) notes.push({ text: "This run has sent no metric with layers, so there is no heat map." });
+    else if (this.metric === null) notes.push({ text: "Choose a metric for the heat map. Raw token similarity alone says little, so it is not shown first." });
     else if (map === null) notes.push({ text: `This run does not measure ${this.metric}${own(run.not_measured, this.metric) ? `: ${run.not_measured[this.metric]}` : ". Choose one of the metrics that it does"}.` });
     else if (map.step.length && map.values.flat().every((value) => value === null)) notes.push({ text: `No value of ${this.metric} is finite in these steps.` });
     if (unseen.length) notes.push({ text: `There is no sample of ${unseen.map(({ name }) => name).join(", ")} in these steps.` });
@@ -504,14 +515,21 @@ export class RunView {
     return h("div", { class: "given" }, text, wayBack);
   }
 
-  #showLegend(map) {
-    const { low, high, colours, words } = this.scale;
+  #showLegend(map, healthy) {
+    const { low, high, colours, words, position } = this.scale;
     const bar = h("span", { class: "bar", "aria-hidden": "true" });
     bar.style.background = gradientOf(colours);
+    const range = healthy && { low: Math.min(...healthy.layers.map((one) => one.low)), high: Math.max(...healthy.layers.map((one) => one.high)) };
+    const [from, to] = range ? [position(range.low), position(range.high)].map((at) => Math.min(Math.max(at, 0), 1)) : [0, 0];
+    if (from < to) {
+      const mark = h("span", { class: "healthy" });
+      Object.assign(mark.style, { left: `${100 * from}%`, right: `${100 * (1 - to)}%` });
+      bar.append(mark);
+    }
     const isHatched = map.values.some((column) => column.includes(null)) || map.nonfinite.some((column) => column.some((bad) => bad > 0));
     const hasSpikes = this.shows === "mean" && this.timeline.columnsWithSpikes().length > 0;
-    const content = [number(low), bar, number(high), h("span", { class: "quiet" }, words.join(", ")), isHatched && h("span", { class: "hatch" }, "not finite"), hasSpikes && h("span", { class: "spike" }, "a value far from its column's mean")];
-    const text = JSON.stringify([low, high, words, isHatched, hasSpikes, colours[0]]);
+    const content = [number(low), bar, number(high), h("span", { class: "quiet" }, words.join(", ")), range && h("span", { class: "healthy" }, `healthy runs, ${number(range.low)} to ${number(range.high)} by depth`), isHatched && h("span", { class: "hatch" }, "not finite"), hasSpikes && h("span", { class: "spike" }, "a value far from its column's mean")];
+    const text = JSON.stringify([low, high, words, range, isHatched, hasSpikes, colours[0]]);
     if (this.legend.content === text) return;
     this.legend.content = text;
     this.legend.replaceChildren(...content.filter(Boolean));
@@ -613,7 +631,7 @@ export class RunView {
     this.#choose({
       metric: metric ?? this.metric,
       step,
-      attempt: step < takenBackFrom(this.run, incident.attempt) ? null : incident.attempt,
+      attempt: attemptAt(step, incident, this.run),
       zoom: isInSight ? this.zoom : null,
       layer: layer ?? this.layer,
       head: null,
@@ -682,6 +700,9 @@ const othersIn = (scalars) => scalars.filter((name) => name !== "loss" && isPlot
 
 /** What a metric says, in a sentence under the heat map. */
 const meaningOf = ({ title, unit, equation }) => `${title}${unit === "1" ? "" : ` [${unit}]`}${equation ? `: ${equation}` : ""}`;
+
+/** The attempt to show for a step of an incident: null for the run as a whole, unless a later attempt took the step back. */
+const attemptAt = (step, incident, run) => (step < takenBackFrom(run, incident.attempt) ? null : incident.attempt);
 
 /** The first of the run's metrics that the evidence names, in a value or as a key, at any depth. */
 function metricIn(evidence, recorded) {
