@@ -113,6 +113,7 @@ class TestARun:
             "metrics": {"scalars": ["loss"], "layers": {}, "heads": {}},
             "latest": {"step": 7, "time": 1007.0, "scalars": {"loss": 2.5}},
             "unevaluated_frames": 0,
+            "default_metric": None,
         }
         assert {key: run[key] for key in expected} == expected
         assert run["created_at"].endswith("Z")
