@@ -137,7 +137,8 @@ class TestItsNumbers:
         """Benchmarks of hours stand behind these figures, so a page with worse ones is not published by accident."""
         page = (ROOT / "docs/detection.md").read_text()
         short, long, planted = (
-            re.search(rf"<!-- {kind} summary -->(.*?)<!--", page, re.DOTALL)[1] for kind in ("live", "long", "planted 6")
+            re.search(rf"<!-- {kind} summary -->(.*?)<!--", page, re.DOTALL)[1]
+            for kind in ("live", "long", "planted 6")
         )
 
         def numbers(pattern, text):

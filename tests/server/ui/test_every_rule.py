@@ -81,6 +81,7 @@ def made_up(num_frames=80, breaks_at=50):
         scalars = {
             "loss": 2.0,
             "loss_mean": 2.0,
+            "loss_before": 2.0,
             "loss_nonfinite": 0.0,
             "learning_rate": 1e-3,
             "total_grad_norm": np.inf if is_broken else 1.0,
