@@ -114,17 +114,23 @@ class TestItsNumbers:
 
     def test_of_runs_at_default_settings_are_those_of_the_benchmark(self):
         page = (ROOT / "docs/detection.md").read_text()
-        short, long = (re.search(rf"<!-- {kind} summary -->(.*?)<!--", page, re.DOTALL)[1] for kind in ("live", "long"))
-        num_found, num_harmed, delay = re.search(r"(\d+) of (\d+) harmed runs found, delay (\d+) steps", short).groups()
-        num_right = re.search(r"verdict of the right family: (\d+) of", short)[1]
-        num_wrong = re.search(r"a critical incident of a wrong family: (\d+)", short)[1]
-        num_false, num_short = re.search(r"false alerts: (\d+) in (\d+) runs", short).groups()
-        assert num_false == "0"
-        for text in (
-            f"found {num_found} of the {num_harmed} harmed runs in {num_short} small trainings, a median of {delay} steps",
-            f"{num_right} verdicts were right, {num_wrong} critical and wrong",
+        short, unseen, long = (
+            re.search(rf"<!-- {kind} summary -->(.*?)<!--", page, re.DOTALL)[1] for kind in ("live", "unseen", "long")
+        )
+        for summary, says in (
+            (short, "found {} of the {} harmed runs in {} small trainings, a median of {} steps"),
+            (unseen, "In {2} trainings that we did not tune on, it found {0} of {1}"),
         ):
-            assert text in FLAT
+            num_found, num_harmed, delay = re.search(
+                r"(\d+) of (\d+) harmed runs found, delay (\d+) steps", summary
+            ).groups()
+            num_right = re.search(r"verdict of the right family: (\d+) of", summary)[1]
+            num_wrong = re.search(r"a critical incident of a wrong family: (\d+)", summary)[1]
+            num_false, num_runs = re.search(r"false alerts: (\d+) in (\d+) runs", summary).groups()
+            assert num_false == "0"
+            assert says.format(num_found, num_harmed, num_runs, delay) in FLAT
+            assert f"{num_right} verdicts were right, {num_wrong} critical and wrong" in FLAT
+        num_short = re.search(r"false alerts: 0 in (\d+) runs", short)[1]
         short_ratio, long_ratio = (
             re.search(r"overhead(?: in CPU time)?: ([\d.]+%) \(median\)", text)[1] for text in (short, long)
         )
