@@ -434,6 +434,13 @@ class TestASubStep:
         shown = terminal.output.decode()
         assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is shown again"
 
+    def test_of_a_run_that_is_over_is_of_the_stored_samples(self, run, service, brief_id):
+        send(service.url, brief_id, [frame(0)])
+        change(service.url, brief_id, "finished")
+        code, out, err = run("sub-step", "brief/brief", "--zoom")
+        assert (code, out.startswith("Newest values up to step 0: ")) == (0, True)
+        assert "cannot zoom in: it is finished; this is from its stored samples" in err
+
     def test_after_a_zoom_is_of_the_stored_samples_if_the_run_ends_before(self, service, brief_id):
         send(service.url, brief_id, [frame(0)])
         terminal = Terminal(service, "sub-step", "brief/brief", "--zoom")
