@@ -33,20 +33,20 @@ class LateNumbers:
 
         Ignores values other than one number, and tensors of other kinds and devices.
         """
+        arrived = self._arrived()
         if value is None:
-            return self._arrived()
+            return arrived
         if not isinstance(value, Tensor):
             try:
-                return [float(value)]  # type: ignore[arg-type]
+                return [*arrived, float(value)]  # type: ignore[arg-type]
             except (TypeError, ValueError, OverflowError):
-                return []
+                return arrived
         if type(value) is not Tensor or value.numel() != 1 or value.is_complex():
-            return []
+            return arrived
         if value.device.type == "cpu":
-            return [float(value.item())]
+            return [*arrived, float(value.item())]
         if value.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-            return []
-        arrived = self._arrived()
+            return arrived
         if len(self._copies) == MAX_ON_THE_WAY:
             return arrived
         host = torch.empty(1, dtype=torch.float64, device="cpu", pin_memory=True)
