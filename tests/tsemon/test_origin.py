@@ -380,6 +380,16 @@ class TestTheGradientThatIsRead:
         assert not loop.is_watched
         loop.monitor.close()
 
+    def test_is_not_read_once_the_model_has_moved_to_another_device(self, loop):
+        loop.run(5)
+        (witness,) = (h for h in loop.optimizer._optimizer_step_pre_hooks.values() if isinstance(h, Witness))
+        witness._parameter = nn.Parameter(torch.empty(3, device="meta"))
+        witness._parameter.grad = torch.empty(3, device="meta")
+        loop.run(1)
+        assert witness.is_done
+        assert "moved to another device" in witness.why_not
+        assert loop.monitor.status.num_faults == 0
+
     def test_may_be_missing(self, loop):
         loop.run(BROKEN_AT)
         witness = loop.monitor._probe._witness._parameter

@@ -79,23 +79,31 @@ class Witness:
             try:
                 is_finite = self._clip_norm is not None and self._clip_norm.is_finite()
                 if not is_finite and type(gradient := self._parameter.grad) is Tensor:
+                    if not gradient.is_cpu:
+                        self._give_up(
+                            "the model has moved to another device since attach(), which reading would wait for"
+                        )
+                        return
                     entry = gradient.tolist()[0] if self._is_short else gradient[0].item()
                     if entry - entry != 0:
                         self._meet(optimizer, args, kwargs)  # which counts its own time
                         return
             except Exception as error:
-                self.is_done, self._num_looks_left = True, 0
+                self._give_up("reading the gradient failed")
                 self._guard.on_fault(error)
         self._guard.cost_s += perf_counter() - start
+
+    def _give_up(self, why: str) -> None:
+        """The hook is taken out later: the optimizer goes through its hooks now."""
+        self.is_done, self._num_looks_left, self.why_not = True, 0, why
 
     def _meet(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.is_done or is_transformed() or getattr(optimizer, "found_inf", None) is not None:
             return  # found_inf: a gradient scaler skips the step
         self.is_done = True
-        self._num_looks_left -= 1  # the hook is taken out later: the optimizer goes through its hooks now
+        self._num_looks_left -= 1
         if any(closure is not None for closure in (*args[1:2], kwargs.get("closure"))):  # Accelerate passes None
-            self._num_looks_left = 0
-            self.why_not = "the optimizer is given a closure, which computes the gradients after they are read"
+            self._give_up("the optimizer is given a closure, which computes the gradients after they are read")
         elif (on_nonfinite := self._on_nonfinite()) is not None:
             on_nonfinite()
 
