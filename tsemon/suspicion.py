@@ -96,6 +96,12 @@ def _weight(sign: Sign) -> int:
     return sign.is_urgent + sign.is_decisive
 
 
+def _heavier(first: Sign | None, then: Sign | None) -> Sign | None:
+    if first is None or then is None:
+        return first or then
+    return then if _weight(then) > _weight(first) else first
+
+
 class Refusals(NamedTuple):
     """The signs that led to no zoom, and the newest of them."""
 
@@ -372,11 +378,11 @@ class Suspicion:
             self.has_loss = True
             self._usual.append(number)
             if not -math.inf < number < self.limit or len(self._usual) >= CHECK_EVERY:
-                sign = self._watch() or sign
+                sign = _heavier(sign, self._watch())
         for number in self._late_norms.put(grad_norm):
             self._count_norm(number)
             if self._num_norms_not_finite == NUM_NORMS_NOT_FINITE:
-                sign = sign or Sign("the gradient norm is not finite", is_urgent=True)
+                sign = _heavier(sign, Sign("the gradient norm is not finite", is_urgent=True))
         return sign
 
     def _count_norm(self, norm: float) -> None:
@@ -393,7 +399,7 @@ class Suspicion:
             is_first = self._was_loss_finite and not math.isfinite(loss)
             self._was_loss_finite &= not is_first
             for text in filter(None, (self._losses.notice(loss), self._noise.notice(loss))):
-                sign = sign or Sign(text, is_urgent=True, is_decisive=is_first)
+                sign = _heavier(sign, Sign(text, is_urgent=True, is_decisive=is_first))
         before, self._usual, self.limit = self.limit, [], self._losses.limit
         self.is_limit_moving = self._losses.is_far(before, self.limit)
         if self._losses.is_undecided:
@@ -438,8 +444,7 @@ class SharedSigns:
 
         All ranks call it at every step. own: the sign of this rank, if there is one.
         """
-        if own is not None and (self._own is None or _weight(own) > _weight(self._own)):
-            self._own = own
+        self._own = _heavier(self._own, own)
         if step % SHARE_EVERY or self._ranks.is_broken:
             return None
         sign = self._answer()

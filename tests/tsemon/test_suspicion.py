@@ -243,6 +243,17 @@ class TestSuspicion:
         assert sign(suspicion, 7, math.nan) == ("the loss is not finite", True, True)
         assert sign(suspicion, 8, math.nan) is None
 
+    def test_is_decisive_about_the_first_nan_though_a_slow_rise_is_noticed_with_it(self):
+        losses = [2 + 2 * math.exp(-step / 50) + 0.1 * math.sin(1.7 * step) for step in range(400)]
+        losses += [2 + 5e-3 * step + 0.1 * math.sin(1.7 * step) for step in range(300)]
+        (rises_at, text), *_ = noticed(losses)
+        assert text.startswith("the loss rose slowly")
+        for num_waiting in range(CHECK_EVERY):
+            suspicion = Suspicion()
+            for step, loss in enumerate(losses[: rises_at + num_waiting]):
+                sign(suspicion, step, loss)
+            assert sign(suspicion, rises_at + num_waiting, math.nan) == ("the loss is not finite", True, True)
+
     @pytest.mark.parametrize("level", [2.0, -2.0])
     def test_knows_below_which_a_loss_is_usual(self, level):
         suspicion = Suspicion()
