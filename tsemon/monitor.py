@@ -56,7 +56,7 @@ class _Newest(NamedTuple):
 
     sample: Sample | None
     spent: Spent
-    """With the steps since the sample before."""
+    """With the steps since the sample before it."""
     total_cost_s: float
     """Seconds in tsemon on the training thread up to its end."""
     own_cost_s: float = 0.0
@@ -562,12 +562,12 @@ class Monitor:
             is_silent = isinstance(self._outbox, SilentOutbox)
             self._faults.guard(lambda sample=before.sample: sample.decide(is_silent=is_silent))
         if before.sample is not None and before.sample.has_agreed:
-            spent = self._agreed(before.sample, spent)
+            spent = self._agreed(before.sample)
         gap = self._cadence.next_gap(spent, has_tiers=has_tiers)
         self._count_time()
         cost_s = self._cost_s - before.total_cost_s
         own_cost_s = self._cost_s - self._armed_cost_s
-        self._newest = _Newest(sample, Spent(cost_s, 0.0, is_slow, 0), self._cost_s, own_cost_s, waited_s)
+        self._newest = _Newest(sample, Spent(cost_s, 0.0, is_slow, num_steps), self._cost_s, own_cost_s, waited_s)
         self._last_sample_at = self._counted_at
         self._last_sample, self._next_sample = self._step, self._step + gap
 
@@ -627,13 +627,13 @@ class Monitor:
             )
         return {name: value for name, value in given.items() if name not in taken}
 
-    def _agreed(self, sample: Sample, spent: Spent) -> Spent:
+    def _agreed(self, sample: Sample) -> Spent:
         """What the sample before `sample` cost the slowest rank, as all of them know by now."""
         cost_s, step_s, minus_waited_s, is_slow, *_, num_new = sample.agreed()
         self._outside_hooks_s -= minus_waited_s
         if num_new and self._ranks is not None:
             self._ranks.renew()
-        return Spent(cost_s, step_s, bool(is_slow), spent.num_steps)
+        return Spent(cost_s, step_s, bool(is_slow), self._newest.spent.num_steps)
 
     def _mark(self) -> None:
         """The time from here to `_count_time` is a cost."""

@@ -47,7 +47,7 @@ class Spent(NamedTuple):
     is_slow: bool
     """Whether it took the measures of the slow tier, too."""
     num_steps: int
-    """Steps since the sample before."""
+    """Number of these steps."""
 
 
 class Cadence:
@@ -174,7 +174,8 @@ class Cadence:
                 self._first_slow_s = spent.cost_s
             if self._every is None and self._num_samples == self._num_warm_up:
                 # The cost of the first sample is too high, but the next sample should not come much later than necessary.
-                latest = max(WARM_UP_STEPS - self._num_steps, FIRST_GAP)
+                num_steps = self._num_steps + FIRST_GAP * (len(self._were_zoomed) - 1)  # with those not counted yet
+                latest = max(WARM_UP_STEPS - num_steps, FIRST_GAP)
                 self.gap = min(max(self._gap_for(spent.cost_s, spent.step_s), FIRST_GAP), latest)
         elif self._every is None:
             self._cost_s[spent.is_slow] = _blend(self._cost_s[spent.is_slow], spent.cost_s)

@@ -1,4 +1,5 @@
-"""What two processes do for `test_cadence_of_ranks`, each by `main`: rank 1 comes late to its first step."""
+"""What two processes do for `test_cadence_of_ranks`, each by `main`: rank 1 comes late to its first step,
+and both pause between two samples that are near."""
 
 import datetime
 import json
@@ -13,6 +14,7 @@ from tests import zoo
 
 STEPS = 200
 LATE_S = 0.3
+PAUSE_AT, PAUSE_S = 15, 0.5
 
 
 def main(rank, size, folder):
@@ -30,7 +32,9 @@ def main(rank, size, folder):
         next_gap = monitor._cadence.next_gap
         monitor._cadence.next_gap = lambda spent, **tiers: costs.append(spent) or next_gap(spent, **tiers)
         time.sleep(LATE_S * rank)
+        begun_at = time.perf_counter()
         for step in range(STEPS):
+            time.sleep(PAUSE_S if step == PAUSE_AT else 0.0)
             optimizer.zero_grad()
             loss = parallel(x_TBD).square().mean()
             loss.backward()
@@ -38,5 +42,7 @@ def main(rank, size, folder):
             if monitor.is_sampling:
                 sampled.append(step)
             monitor.step(loss=loss)
+        seconds = time.perf_counter() - begun_at
         faults = list(monitor.status.faults)
-    (folder / f"{rank}.json").write_text(json.dumps({"sampled": sampled, "costs": costs, "faults": faults}))
+    seen = {"sampled": sampled, "costs": costs, "faults": faults, "seconds": seconds}
+    (folder / f"{rank}.json").write_text(json.dumps(seen))
