@@ -125,17 +125,25 @@ class Cadence:
         take at least this many more.
 
         Return False if it does not zoom in: at a fixed interval, if samples are that near anyway, or if zooms have used up
-        their part of the budget. In this last case `at_any_cost` takes one sample.
+        their part of the budget. In this last case `at_any_cost` takes one sample. A dense burst that ends sooner than a
+        zoom would comes first.
         """
-        if not self._is_sparse or not (at_any_cost or self._may_zoom_in(is_longer=self.is_zoomed_in)):
+        if not self._is_wanted or not (at_any_cost or self._may_zoom_in(is_longer=self.is_zoomed_in)):
             return False
-        self._num_of_zoom = max(self._num_of_zoom, at_least) if self.is_zoomed_in else ZOOM_SAMPLES
+        num_before = 0 if self._is_sparse else self._num_of_burst
+        self._num_of_zoom = max(self._num_of_zoom, at_least) if self.is_zoomed_in else num_before + ZOOM_SAMPLES
         return True
 
     @property
     def lacks_room(self) -> bool:
         """Whether it does not zoom in only because zooms have used up their part of the budget."""
-        return self._is_sparse and not self._may_zoom_in()
+        return self._is_wanted and not self._may_zoom_in()
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether a zoom would add samples."""
+        is_soon_over = self._num_of_burst * self._burst_gap < (ZOOM_SAMPLES - 1) * ZOOM_GAP
+        return self._is_sparse or (self._every is None and self.gap > ZOOM_GAP and is_soon_over)
 
     @property
     def _is_sparse(self) -> bool:

@@ -293,7 +293,7 @@ class TestZoomingIn:
     def test_does_not_come_at_a_fixed_interval_nor_in_a_burst_nor_where_samples_are_as_near(self):
         assert not Cadence(every=20).zoom_in()
         bursting = Cadence()
-        bursting.burst(steps=10, every=2)
+        bursting.burst(steps=12, every=2)
         assert not bursting.zoom_in()
         near = Cadence()
         assert settle(near, 0.001, 0.1) <= ZOOM_GAP
