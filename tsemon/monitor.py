@@ -47,6 +47,11 @@ GRAD_NORM = "grad_norm"
 KNOWN_TO_BOTH = frozenset(("loss", "learning_rate"))
 """Scalars that tsemon knows as well as the user. Its own value is kept."""
 
+NUM_REPORTS, REPORT_GAP = 4, 5
+"""Frames with the losses alone after a refused zoom, and steps between them: what the rules on the loss hold for."""
+REPORTS_EVERY = 200
+"""Minimum number of steps from one refused zoom with such frames to the next."""
+
 LATE_STEPS = 20
 """Steps after which a loss or a gradient norm has arrived on the host."""
 
@@ -110,6 +115,9 @@ class Monitor:
         self._suspicion = Suspicion()
         self._shared_signs = None if ranks is None else SharedSigns(ranks, probe.device)
         self._zooms: Zooms | None = None
+        self._reports: deque[int] = deque()
+        """Steps whose losses are sent although they are not sampled."""
+        self._may_report_from = first_step
         self.optimizers: Sequence[torch.optim.Optimizer] = tuple(optimizers)
         """Those that were attached to; none once closed."""
         self.schedulers: Sequence[Any] = ()
@@ -220,7 +228,7 @@ class Monitor:
     def _calm_steps(self) -> Calm | None:
         """Return what keeps the numbers of the next steps. None if the next one may need more than that."""
         probe, suspicion = self._probe, self._suspicion
-        if probe is None or probe.is_busy or self._ranks is not None:
+        if probe is None or probe.is_busy or self._ranks is not None or self._reports:
             return None
         if not self._cadence.is_adaptive:
             return Calm(math.inf)
@@ -283,7 +291,13 @@ class Monitor:
             self._new_burst, self._next_sample = None, self._step
         probe = self._probe  # None if a handler of an alert has closed the monitor
         if probe is not None and self._cadence.is_adaptive:
+            refusals = self._suspicion.refusals
             contain(self._zoom_in, loss, grad_norm)
+            if self._suspicion.refusals is not refusals:
+                self._plan_reports()
+            if self._reports and self._reports[0] < self._step:
+                self._reports.popleft()
+                self._faults.guard(self._send_losses, probe)
         if probe is not None and self._step == self._next_sample:
             self._faults.guard(self._arm, probe)
         self._calm = self._calm_steps()
@@ -312,6 +326,13 @@ class Monitor:
             self._next_sample = min(self._next_sample, max(self._step, self._last_sample + ZOOM_GAP))
             self._suspicion.begins()
             self._zooms = Zooms(1 if self._zooms is None else self._zooms.num + 1, self._step, sign.reason)
+
+    def _plan_reports(self) -> None:
+        """Let the rules on the loss see what is not sampled. Not with ranks: a sample of theirs is a collective."""
+        if self._ranks is None and self._step >= self._may_report_from:
+            newest = self._step - 1
+            self._reports = deque(range(newest, newest + NUM_REPORTS * REPORT_GAP, REPORT_GAP))
+            self._may_report_from = self._step + REPORTS_EVERY
 
     def _watch_clipping(self, probe: Probe) -> None:
         self._clip_norm = probe.watch_clipping()
@@ -401,7 +422,7 @@ class Monitor:
         self._step = step
         self._tokens = Tokens(None if step else 0)
         self._next_sample = step
-        self._last_sample = step - 1
+        self._last_sample = self._last_frame = step - 1
         self._last_sample_at = time.perf_counter()
 
     @property
@@ -485,9 +506,9 @@ class Monitor:
         if not is_collected:
             self._faults.guard(self._look_at_calm_steps)
         try:
-            has_more = self._step - 1 > self._last_sample
-            if has_more and self._ranks is None and not is_collected:
-                self._faults.guard(self._sample_last, probe, self._step - 1)
+            self._mark()
+            if self._ranks is None and not is_collected:
+                self._faults.guard(self._send_losses, probe)
         finally:
             self._faults.guard(probe.close)
         self._outside_hooks_s, self._probe = self._cost_s, None
@@ -569,17 +590,21 @@ class Monitor:
         own_cost_s = self._cost_s - self._armed_cost_s
         self._newest = _Newest(sample, Spent(cost_s, 0.0, is_slow, num_steps), self._cost_s, own_cost_s, waited_s)
         self._last_sample_at = self._counted_at
-        self._last_sample, self._next_sample = self._step, self._step + gap
+        self._last_sample = self._last_frame = self._step
+        self._next_sample = self._step + gap
 
-    def _sample_last(self, probe: Probe, step: int) -> None:
-        """Send the losses and gradient norms since the last sample."""
-        self._mark()
+    def _send_losses(self, probe: Probe) -> None:
+        """Send the losses and gradient norms since the last frame, if there was a step."""
+        step = self._step - 1
+        if step <= self._last_frame:
+            return
         reading = probe.collect_last(self._tiers)
         if not reading.scalars:  # none was given
             return
         own = self._own_scalars()
         del own["contained_faults"]  # a frame with it has measured all that could be measured
         sample = Sample(reading, own, step, self._faults.contain, stacks=self._stacks)
+        self._last_frame = step
         self._not_measured = {n: why for n, why in self._not_measured.items() if n not in reading.scalars}
         self._outbox.put(sample.to_frame)
         self._count_time()

@@ -14,6 +14,7 @@ from tests.frames import frames_in
 from tests.ports import free_port
 from tests.tsemon.test_actions import as_json
 from tests.tsemon.transport.conftest import Peer
+from tsemon.monitor import NUM_REPORTS, REPORTS_EVERY
 from tsemon.schedule import FOLLOW_UP_GAP, MAX_GAP, MIN_ZOOMS, ZOOM_GAP, ZOOM_SAMPLES
 from tsemon.suspicion import PATIENCE
 from tsemon_server.rules import PACK
@@ -140,6 +141,13 @@ class TestItZoomsIn:
         assert "zoomed in     2 times, last from step 252 on: the loss is not finite" in str(loop.monitor)
 
 
+OF_LOSSES = "loss_mean", "loss_nonfinite", "loss_recent", "loss_before", "loss_noise"
+
+
+def as_floats(scalars):
+    return {name: math.nan if value is None else value for name, value in scalars.items()}
+
+
 class TestARefusedZoom:
     def test_is_counted_for_each_sign_and_the_status_tells_why(self, loop):
         loop.run(200)
@@ -153,6 +161,47 @@ class TestARefusedZoom:
         loop.run(5)
         text = f"zoom refused  2 times, last at step {first.step + 31} to keep to the budget: the loss is not finite"
         assert text in str(loop.monitor)
+
+    @pytest.mark.parametrize("loss", [9.0, math.nan])
+    def test_leaves_the_next_losses_in_frames_without_a_sample(self, tmp_path, loss):
+        loop = Loop(tmp_path, budget=ONLY_ZOOMS, measures=["token_similarity", *OF_LOSSES])
+        loop.run(150)
+        loop.run(1, loss=math.nan)
+        loop.run(100)
+        loop.monitor._cadence._zoomed_s = 1e9
+        loop.run(60, loss=loss)
+        assert loop.monitor.status.refusals.num == 1
+        loop.monitor.close()
+        late = [frame for frame in frames_in(tmp_path) if frame["step"] > 245]
+        first = late[0]["step"]
+        assert first - 251 == (0 if math.isnan(loss) else 2)
+        assert [frame["step"] for frame in late] == [first, first + 5, first + 10, first + 15, loop.num_steps - 1]
+        assert not any(frame["layers"] for frame in late)
+        key = "loss_mean" if loss == 9.0 else "loss_nonfinite"
+        assert [frame["scalars"][key] for frame in late[1:4]] == [9.0 if loss == 9.0 else 5.0] * 3
+
+    def test_lets_the_rules_on_the_loss_see_a_jump(self, tmp_path):
+        loop = Loop(tmp_path, budget=ONLY_ZOOMS, measures=["token_similarity", *OF_LOSSES])
+        loop.run(150)
+        loop.run(1, loss=math.nan)
+        for step in range(300):
+            loop.run(1, loss=(2.0 if step < 200 else 4.0) + 0.1 * math.sin(1.7 * step))
+            loop.monitor._cadence._zoomed_s = 1e9
+        loop.monitor.close()
+        evaluator = Evaluator(PACK)
+        views = [View(frame["step"], as_floats(frame["scalars"])) for frame in frames_in(tmp_path)]
+        fired = {event.rule.name for event in evaluator.read([(evaluator.start(), views)])[0] if event.kind == "firing"}
+        assert fired == {"loss-not-finite", "loss-spike", "loss-regressed"}
+
+    def test_does_not_fill_the_disk_if_signs_never_end(self, loop, tmp_path):
+        loop.run(150)
+        loop.monitor._cadence._zoomed_s, loop.monitor._cadence._num_zoomed = 1e9, ZOOM_SAMPLES
+        for _ in range(300):
+            loop.run(1, loss=math.nan)
+            loop.run(1)
+        loop.monitor.close()
+        late = [frame["step"] for frame in frames_in(tmp_path) if frame["step"] > 150]
+        assert len(late) <= 1 + NUM_REPORTS * (600 // REPORTS_EVERY) + 1
 
     def test_is_none_where_samples_are_near_anyway(self, tmp_path):
         loop = Loop(tmp_path, every=2)
@@ -197,11 +246,11 @@ class TestItDoesNotZoomIn:
         loop.run(50, loss=math.nan)
         assert loop.sampled() == [0, 20, 40, 60, 80]
 
-    def test_in_a_burst_of_the_users(self, loop):
+    def test_in_a_burst_of_the_users_that_lasts_as_long(self, loop):
         loop.run(200)
-        loop.monitor.burst(8, every=2)
+        loop.monitor.burst(12, every=2)
         loop.run(60, loss=math.nan)
-        assert [step for step in loop.sampled() if step > 150] == [201, 203, 205, 207]
+        assert [step for step in loop.sampled() if step > 150] == [201, 203, 205, 207, 209, 211]
 
 
 class TestALossThatComesLateOrSeldom:
@@ -290,6 +339,15 @@ class TestABurstOfTheUsers:
         loop.monitor.burst(steps=2, every=1)
         loop.run(60)
         assert [step for step in loop.sampled() if step > 150] == [201, 204, 205, 209, 209 + FOLLOW_UP_GAP]
+
+    def test_that_is_short_comes_before_a_zoom(self, loop):
+        loop.run(200)
+        loop.run(2, loss=2.1)  # the third high loss makes it a jump
+        loop.monitor.burst(steps=2, every=1)
+        loop.run(100, loss=2.1)
+        sampled = [step for step in loop.sampled() if step > 150]
+        assert sampled[:2] == [203, 204]
+        assert [after - before for before, after in itertools.pairwise(sampled[1:])] == [5, 4, 5, 4, FOLLOW_UP_GAP]
 
     def test_that_is_over_leaves_the_next_zoom_whole(self, loop):
         loop.run(200)

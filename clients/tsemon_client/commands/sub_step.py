@@ -24,7 +24,7 @@ app = typer.Typer()
 NUM_SAMPLES, MAX_GAP = 4, 5
 """Samples of a zoom, and the maximum number of steps from one to the next."""
 OF_SAMPLES = "contained_faults"
-"""Scalar that each sample has, but not the frame with the last losses."""
+"""Scalar that each sample has, but not a frame with losses alone."""
 POLL_S = 1.0
 
 
