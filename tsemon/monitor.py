@@ -48,7 +48,7 @@ KNOWN_TO_BOTH = frozenset(("loss", "learning_rate"))
 """Scalars that tsemon knows as well as the user. Its own value is kept."""
 
 NUM_REPORTS, REPORT_GAP = 4, 5
-"""Frames with the losses alone after a refused zoom, and steps between them: what the rules on the loss hold for."""
+"""Frames with the losses alone after a refused zoom, and steps between them: the rules on the loss hold for that long."""
 REPORTS_EVERY = 200
 """Minimum number of steps from one refused zoom with such frames to the next."""
 
@@ -328,7 +328,7 @@ class Monitor:
             self._zooms = Zooms(1 if self._zooms is None else self._zooms.num + 1, self._step, sign.reason)
 
     def _plan_reports(self) -> None:
-        """Let the rules on the loss see what is not sampled. Not with ranks: a sample of theirs is a collective."""
+        """Plan frames for the rules on the loss after a refused zoom. Not with ranks, whose samples are collectives."""
         if self._ranks is None and self._step >= self._may_report_from:
             newest = self._step - 1
             self._reports = deque(range(newest, newest + NUM_REPORTS * REPORT_GAP, REPORT_GAP))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
 from importlib import resources
 
@@ -31,9 +32,13 @@ class Order:
     def _read(self, entry: Part, families: Mapping[str, str]) -> None:
         causes = [_known(part, families) for part in entry["causes"].items()]
         for part in entry["can_cause"].items():
-            of_family = [rule for rule, family in families.items() if family == part.data and rule not in causes]
+            named = [
+                rule
+                for rule, family in families.items()
+                if (family == part.data or fnmatchcase(rule, str(part.data))) and rule not in causes
+            ]
             for cause in causes:
-                consequences = of_family or [_known(part, families)]
+                consequences = named or [_known(part, families)]
                 self._consequences[cause].update(consequences)
                 if "must_last" in entry:
                     self._lasting.update((cause, consequence) for consequence in consequences)
@@ -66,7 +71,7 @@ class Order:
 
 def _known(part: Part, families: Mapping[str, str]) -> str:
     if part.data not in families:
-        raise part.wrong("the name of a built-in rule, or of a family with other rules")
+        raise part.wrong("the name of a built-in rule, a pattern such as output-ignores-*, or a family with other rules")
     return str(part.data)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -681,6 +682,16 @@ class TestUpdates:
             view.scalars["loss_mean"] *= 0.95 if view.step > 600 else 1.0
         assert names(views) == {"updates-too-small"}
 
+    def test_that_have_gained_a_tenth_in_hundreds_of_steps_are_told(self):
+        assert names(slow(lambda step: 1e-6, lambda step: 3 - 5e-4 * step, [0, 10, 90, *range(600, 640, 5)])) == {
+            "updates-too-small"
+        }
+
+    def test_that_are_small_at_the_end_of_a_fine_tuning_are_not(self):
+        rate = {step: 1e-3 * max(1 - step / 300, 1e-3) for step in range(1000)}
+        views = slow(lambda step: rate[step], lambda step: 3 - 5e-4 * step, range(0, 600, 5))
+        assert names([replace(view, scalars=view.scalars | {"learning_rate": rate[view.step]}) for view in views]) == set()
+
     def test_that_are_small_at_the_end_of_a_schedule_are_not(self):
         assert names(slow(lambda step: 1e-6 if step > 200 else 1e-3, lambda step: 1 + 2 / (1 + step / 10))) == set()
 
@@ -707,6 +718,16 @@ class TestAnswersThatNoLongerDependOnTheInput:
     )
     def test_are_told_as_the_blocks_fault_if_they_do_not_or_if_it_is_not_known(self, layers):
         assert names(answering(1e-6, **layers)) == {"output-ignores-input"}
+
+    @pytest.mark.parametrize(("rises_at", "is_told"), [(90, True), (95, True), (100, False), (150, False)])
+    def test_are_told_as_the_fault_of_data_or_loss_if_the_loss_rose_before(self, rises_at, is_told):
+        views = list(answering(1e-6, global_diversity=[0.6, 0.3, 0.01]))
+        for view in views:
+            recent = 3.0 if view.step >= rises_at else 2.0 + 0.02 * math.sin(view.step)
+            view.scalars.update(loss_recent=recent, loss_before=2.0, loss_noise=0.1)
+        told = {rule.name: step for rule, step in fired(views)}
+        assert told["output-ignores-input"] == 110
+        assert told.get("output-ignores-input-after-loss") == (110 if is_told else None)
 
     def test_are_not_told_if_some_of_them_still_do(self):
         assert names(answering(1e-3, global_diversity=[0.6, 0.3, 0.05])) == set()
