@@ -71,7 +71,9 @@ class Order:
 
 def _known(part: Part, families: Mapping[str, str]) -> str:
     if part.data not in families:
-        raise part.wrong("the name of a built-in rule, a pattern such as output-ignores-*, or a family with other rules")
+        raise part.wrong(
+            "the name of a built-in rule, a pattern such as output-ignores-*, or a family with other rules"
+        )
     return str(part.data)
 
 

@@ -690,7 +690,9 @@ class TestUpdates:
     def test_that_are_small_at_the_end_of_a_fine_tuning_are_not(self):
         rate = {step: 1e-3 * max(1 - step / 300, 1e-3) for step in range(1000)}
         views = slow(lambda step: rate[step], lambda step: 3 - 5e-4 * step, range(0, 600, 5))
-        assert names([replace(view, scalars=view.scalars | {"learning_rate": rate[view.step]}) for view in views]) == set()
+        assert (
+            names([replace(view, scalars=view.scalars | {"learning_rate": rate[view.step]}) for view in views]) == set()
+        )
 
     def test_that_are_small_at_the_end_of_a_schedule_are_not(self):
         assert names(slow(lambda step: 1e-6 if step > 200 else 1e-3, lambda step: 1 + 2 / (1 + step / 10))) == set()
