@@ -115,9 +115,9 @@ class Incident(Verdict):
     consequences: list[Consequence]
     """Its other alerts, in the order in which they fired."""
     acknowledged: bool
-    """True if all of its alerts that fire are acknowledged."""
+    """True if all of its alerts that fire are acknowledged; if none fires while it is open, all alerts."""
     silenced: bool
-    """True if silences apply to all of its alerts that fire."""
+    """True if silences apply to all of these alerts, or to those that nobody has acknowledged."""
     opened_at: datetime
     """Time at which the server opened it."""
     updated_at: datetime

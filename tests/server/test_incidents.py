@@ -22,6 +22,11 @@ rules:
   - {name: high-loss, when: loss > 10 for 2 samples, clear: loss < 5 for 1 sample, severity: warning}
   - {name: very-high-loss, when: loss > 100 for 2 samples, clear: loss < 50 for 1 sample, severity: warning}
 """)
+WITH_A_STALL = load("""
+rules:
+  - {name: high-loss, when: loss > 10 for 2 samples, clear: loss < 5 for 1 sample, severity: warning}
+  - {name: loss-stall, when: loss > 3 for 4 samples, clear: loss < 3 for 1 sample, severity: info}
+""")
 WITHOUT_A_LOSS = """
 rules:
   - {name: high, when: scalar("mine") > 10 for 1 sample, clear: scalar("mine") < 5 for 1 sample, severity: warning}
@@ -169,6 +174,31 @@ class TestAnIncident:
         assert not only(api, run_id)["silenced"]
         post(api, "/silences", rule="high-loss", until="2037-01-01T00:00:00Z", created_by="eve")
         assert only(api, run_id)["silenced"]
+
+    def test_is_silenced_if_its_alerts_are_silenced_or_acknowledged(self, api, run_id):
+        send(api, run_id, [1, 20, 20, 200, 200])
+        alert = next(alert for alert in api.get("/alerts")["alerts"] if alert["rule"] == "very-high-loss")
+        post(api, f"/alerts/{alert['alert_id']}/ack", by="eve")
+        assert not only(api, run_id)["silenced"]
+        post(api, "/silences", rule="high-loss", until="2037-01-01T00:00:00Z", created_by="eve")
+        incident = only(api, run_id)
+        assert (incident["acknowledged"], incident["silenced"]) == (False, True)
+
+    @pytest.mark.parametrize("how", ["acknowledged", "silenced"])
+    def test_stays_muted_while_only_a_stalled_loss_keeps_it_open(self, start, how):
+        api = start(rules=WITH_A_STALL)
+        run_id = api.register()
+        send(api, run_id, [1, 20, 20])
+        (alert,) = api.get("/alerts", rule="high-loss")["alerts"]
+        if how == "acknowledged":
+            post(api, f"/alerts/{alert['alert_id']}/ack", by="eve")
+        else:
+            post(api, "/silences", rule="high-loss", until="2037-01-01T00:00:00Z", created_by="eve")
+        send(api, run_id, [4], from_step=3)
+        incident = only(api, run_id)
+        assert incident["state"] == "open"
+        assert [other["state"] for other in api.get("/alerts", rule="high-loss")["alerts"]] == ["resolved"]
+        assert {name for name in ("acknowledged", "silenced") if incident[name]} == {how}
 
     def test_is_gone_with_its_run(self, api, run_id):
         send(api, run_id, [1, 20, 20])

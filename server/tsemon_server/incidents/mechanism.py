@@ -53,7 +53,8 @@ OF_NO_SUB_STEP = frozenset(
     (
         *("block-does-not-move", "parameters-not-trained", "updates-too-small"),
         *("weight-decay-outweighs-gradient", "parameter-norm-shrinks"),
-        *("batch-repeats", "batch-of-one-sample", "sequences-repeat", "output-ignores-states"),
+        *("batch-repeats", "batch-of-one-sample", "sequences-repeat"),
+        *("output-ignores-states", "output-ignores-input-after-loss"),
     )
 )
 """Rules on the optimizer, the data and the output head."""
@@ -121,7 +122,9 @@ def mechanism_of(
         return _first_nonfinite(newest)
     num_blocks = max((len(x) for name in NEEDED if (x := _known(newest, name)) is not None), default=0)
     if not num_blocks:
-        return Mechanism(text=f"The sub-step is unknown: the frame has none of {', '.join(NEEDED)}.")
+        return Mechanism(
+            text=f"The sub-step is unknown: the stored samples of that time have none of {', '.join(NEEDED)}."
+        )
     signs = [sign for of in SIGNS for sign in of(newest, healthy, num_blocks)]
     allowed_N = np.zeros(num_blocks, dtype=bool)
     first, last = (0, num_blocks - 1) if blocks is None else blocks

@@ -131,7 +131,9 @@ class TestMechanism:
         assert found_in(arrays(**missing, escalation_rate={5: 20.0})).sub_step == "attention"
 
     def test_is_unknown_of_a_frame_without_any_of_its_metrics(self):
-        assert found_in(Arrays(layers={"loss": None})).text.startswith("The sub-step is unknown: the frame has none of")
+        assert found_in(Arrays(layers={"loss": None})).text.startswith(
+            "The sub-step is unknown: the stored samples of that time have none of"
+        )
 
     def test_survives_any_value_that_is_missing(self):
         for name in HEALTHY:

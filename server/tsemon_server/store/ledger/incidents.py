@@ -274,7 +274,7 @@ def _told(row: Row[Any], cause: Alert, alerts: Sequence[Row[Any]]) -> NoticedInc
         "resolved_step": row.ended_step,
         "resolved_reason": None if row.state == "open" else _end(row, alerts),
         "acknowledged_at": None,
-        "silenced": all(one.silenced or one.acknowledged_at is not None for one in _heard(alerts)),
+        "silenced": _is_muted(alerts),
         "opened_at": utc(row.opened_at),
         "updated_at": utc(row.updated_at),
         "blocks": None if row.first_block is None else (row.first_block, row.last_block),
@@ -288,6 +288,15 @@ def _told(row: Row[Any], cause: Alert, alerts: Sequence[Row[Any]]) -> NoticedInc
 def _heard(alerts: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
     """Return the firing alerts, or all alerts if none fires. They decide whether an incident is silenced."""
     return [one for one in alerts if one.state != "resolved"] or alerts
+
+
+def _is_acknowledged(alerts: Sequence[Row[Any]]) -> bool:
+    return all(one.acknowledged_at is not None for one in _heard(alerts))
+
+
+def _is_muted(alerts: Sequence[Row[Any]]) -> bool:
+    """Whether people hear nothing of an incident, because each of these alerts is silenced or acknowledged."""
+    return all(one.silenced or one.acknowledged_at is not None for one in _heard(alerts))
 
 
 def _end(row: Row[Any], alerts: Iterable[Row[Any]]) -> ResolvedReason:
@@ -314,7 +323,7 @@ def _state(alert: Row[Any], *, has_recovered: bool) -> ConsequenceState:
     return "superseded" if is_lasting else "resolved"
 
 
-def _incident_of(row: Row[Any], alerts: Collection[Row[Any]]) -> Incident:
+def _incident_of(row: Row[Any], alerts: Sequence[Row[Any]]) -> Incident:
     each = {  # of a rule that flaps, the newest alert
         one.rule: Consequence(
             alert_id=str(one.alert_id),
@@ -325,14 +334,14 @@ def _incident_of(row: Row[Any], alerts: Collection[Row[Any]]) -> Incident:
         )
         for one in alerts
     }
-    firing = [one for one in alerts if one.state != "resolved"]
+    is_open, is_silenced = row.state == "open", all(one.silenced for one in _heard(alerts))
     return Incident.model_validate(
         _fields_of(row, Incident)
         | {
             "alerts": list(dict.fromkeys((row.rule, *(one.rule for one in alerts)))),
             "consequences": [one for one in each.values() if one.rule != row.rule],
-            "acknowledged": bool(firing) and all(one.acknowledged_at is not None for one in firing),
-            "silenced": bool(firing) and all(one.silenced for one in firing),
+            "acknowledged": is_open and _is_acknowledged(alerts),
+            "silenced": is_open and (is_silenced or (_is_muted(alerts) and not _is_acknowledged(alerts))),
             "opened_at": utc(row.opened_at),
             "updated_at": utc(row.updated_at),
         }
