@@ -193,7 +193,8 @@ def _scale(parameters: list[nn.Parameter], factor: float) -> None:
 def dead_biases(lab: Lab) -> None:
     """Biases so negative that no ReLU lets anything through."""
     for linear in (m for block in lab.blocks for m in block.modules() if isinstance(m, nn.Linear)):
-        linear.bias.sub_(8.0)
+        if linear.bias is not None:
+            linear.bias.sub_(8.0)
 
 
 def new_block(number: int) -> Defect:
