@@ -10,6 +10,7 @@ import tsemon
 from tests import zoo
 from tests.frames import frames_in
 from tests.tsemon.probes.probing import probe_of
+from tsemon import models
 from tsemon.measures.inputs import MAX_SEQUENCES
 
 VOCABULARY = 90
@@ -50,6 +51,32 @@ class TestInputOverlap:
         first, second = random(size, 1, dtype), random(size, 2, dtype)
         batches = [first, first.clone(), second, second[torch.randperm(4)], first]
         assert overlaps(model, batches) == [pytest.approx(math.nan, nan_ok=True), 1.0, 0.0, 1.0, 0.0]
+
+    def test_does_not_look_at_the_memory_of_the_batches_before(self):
+        config = models.TransformerXLConfig(
+            vocab=VOCABULARY, context=12, memory=12, width=16, heads=2, ffn=32, depth=2, norm="pre", activation="relu"
+        )
+        model = models.TransformerXL(config)
+        model.train()
+        batches, memory = [random((4, 12), seed) for seed in (1, 1, 2, 2)], None
+
+        def forward(batch):
+            nonlocal memory
+            _, memory = model(batch, memory)
+
+        assert overlaps(model, batches, forward) == [pytest.approx(math.nan, nan_ok=True), 1.0, 0.0, 1.0]
+
+    def test_reads_a_list_that_stands_alone(self):
+        class OfPairs(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model, _ = zoo.gpt2()
+
+            def forward(self, pair):
+                return self.model(pair[0])
+
+        pairs = [[random((4, 12), seed), random((4, 3), seed)] for seed in (1, 1, 2)]
+        assert overlaps(OfPairs(), pairs)[1:] == [1.0, 0.0]
 
     def test_is_the_share_of_sequences_that_come_again(self):
         model, _ = zoo.gpt2()
