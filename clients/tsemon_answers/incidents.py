@@ -117,7 +117,7 @@ class Incident(Verdict):
     acknowledged: bool
     """True if all of its alerts that fire are acknowledged; if none fires while it is open, all alerts."""
     silenced: bool
-    """True if silences apply to all of these alerts, or to those that nobody has acknowledged."""
+    """True if all of these alerts are silenced, or some are silenced and the others acknowledged."""
     opened_at: datetime
     """Time at which the server opened it."""
     updated_at: datetime
