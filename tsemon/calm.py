@@ -18,10 +18,11 @@ class Calm:
     these steps together takes a third of the time.
     """
 
-    __slots__ = ("limit", "losses", "norms", "num_together")
+    __slots__ = ("floor", "limit", "losses", "norms", "num_together")
 
-    def __init__(self, limit: float, num_together: int = NUM_TOGETHER) -> None:
-        """limit: a loss from here on may be high."""
+    def __init__(self, limit: float, num_together: int = NUM_TOGETHER, floor: float = -math.inf) -> None:
+        """limit: a loss from here on may be high. floor: one up to here may have an unusual sign."""
+        self.floor = floor
         self.limit = limit
         self.num_together = num_together
         self.losses: list[float] = []
@@ -38,7 +39,7 @@ class Calm:
                 grad_norm = grad_norm.item()
         except RuntimeError:  # it is not one number, or a transform of torch.func hides it
             return False
-        if loss is not None and not (type(loss) is float and -math.inf < loss < self.limit):
+        if loss is not None and not (type(loss) is float and self.floor < loss < self.limit):
             return False
         if grad_norm is not None:
             if not (type(grad_norm) is float and grad_norm - grad_norm == 0):

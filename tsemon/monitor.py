@@ -234,7 +234,8 @@ class Monitor:
             return Calm(math.inf)
         if not suspicion.is_settled(self._outbox.alerts()):
             return None
-        return Calm(suspicion.limit, NUM_IN_MOTION if suspicion.is_limit_moving else NUM_TOGETHER)
+        num_together = NUM_IN_MOTION if suspicion.is_limit_moving else NUM_TOGETHER
+        return Calm(suspicion.limit, num_together, suspicion.floor)
 
     def _look_at_calm_steps(self) -> None:
         calm, self._calm = self._calm, None

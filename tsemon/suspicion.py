@@ -114,7 +114,7 @@ class Refusals(NamedTuple):
 
 
 class LossWatch:
-    """Detects a loss that is not finite, a jump of the loss and a slow rise, from the losses of all steps.
+    """Detects a loss that is not finite or below zero, a jump and a slow rise, from the losses of all steps.
 
     The thresholds are calibrated on the losses of the recorded runs: every defect there that makes the loss jump is
     detected within 4 steps, and one healthy run gives a sign, whose loss quadruples within ten steps.
@@ -122,6 +122,8 @@ class LossWatch:
 
     def __init__(self) -> None:
         self._is_finite = True
+        self._num_positive: float = 0
+        """Number of losses so far if all were above 0, or -inf."""
         self._highest = -math.inf
         """The highest running mean before the first jump: after a loss of 1000, no other jump would be large."""
         self._has_jumped = False
@@ -146,6 +148,9 @@ class LossWatch:
             was_finite, self._is_finite = self._is_finite, False
             return "the loss is not finite" if was_finite else None
         self._is_finite = True
+        was_positive, self._num_positive = self.floor == 0, self._num_positive + 1 if loss > 0 else -math.inf
+        if was_positive and loss < 0:
+            return f"the loss fell below zero for the first time: {loss:.4g} after about {self._losses.mean:.4g}"
         limit, height = self.limit, self._height_in_logs(loss)
         is_high, is_raised = loss > limit, height > RAISED_IN_LOGS and not self._is_even
         rise = self._settle(limit, NUM_HIGH - 1 if is_raised else 0)
@@ -196,6 +201,11 @@ class LossWatch:
         text = f"the loss rose slowly from about {self._lowest:.4g} to {slow.mean:.4g}"
         self._slow, self._lowest = _Usual(RISE_STEPS), math.inf
         return text
+
+    @property
+    def floor(self) -> float:
+        """A loss below it has another sign than all before."""
+        return 0.0 if self._num_positive >= FIRST_STEPS else -math.inf
 
     @property
     def limit(self) -> float:
@@ -298,8 +308,8 @@ class Suspicion:
         self._usual: list[float] = []
         """The newest losses, which are clearly not high. They are watched together: each alone would take three times as
         long, because a training step empties the caches of the processor."""
-        self.limit = math.inf
-        """Below this, a finite loss is usual: clearly not high."""
+        self.floor, self.limit = -math.inf, math.inf
+        """Between these, a loss is usual: clearly not high, and of the usual sign."""
         self.is_limit_moving = True
         """Whether it has fallen by much since the losses before, or is not known yet."""
         self._waiting: Sign | None = None
@@ -377,7 +387,7 @@ class Suspicion:
         for number in self._late_losses.put(loss):
             self.has_loss = True
             self._usual.append(number)
-            if not -math.inf < number < self.limit or len(self._usual) >= CHECK_EVERY:
+            if not self.floor < number < self.limit or len(self._usual) >= CHECK_EVERY:
                 sign = _heavier(sign, self._watch())
         for number in self._late_norms.put(grad_norm):
             self._count_norm(number)
@@ -400,7 +410,8 @@ class Suspicion:
             self._was_loss_finite &= not is_first
             for text in filter(None, (self._losses.notice(loss), self._noise.notice(loss))):
                 sign = _heavier(sign, Sign(text, is_urgent=True, is_decisive=is_first))
-        before, self._usual, self.limit = self.limit, [], self._losses.limit
+        before, self._usual = self.limit, []
+        self.floor, self.limit = self._losses.floor, self._losses.limit
         self.is_limit_moving = self._losses.is_far(before, self.limit)
         if self._losses.is_undecided:
             self.limit = -math.inf

@@ -64,6 +64,7 @@ def test_is_full_after_a_few_steps(calm, loss, norm):
 @pytest.mark.parametrize("limit", [3.0, math.inf])
 def test_takes_no_infinite_loss_for_a_usual_one(limit):
     assert not Calm(limit).keep(math.inf, None)
+    assert not Calm(limit, floor=0.0).keep(-0.1, None)
 
 
 @pytest.mark.parametrize(

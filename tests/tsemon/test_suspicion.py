@@ -48,6 +48,16 @@ class TestLossWatch:
         losses = [2.0, math.nan, math.inf, 2.0, -math.inf]
         assert noticed(losses) == [(1, "the loss is not finite"), (4, "the loss is not finite")]
 
+    def test_notices_once_that_a_loss_which_was_always_positive_is_below_zero(self):
+        told = noticed([*wave(100), *wave(50, around=-2.0)])
+        assert [(step, text[:43]) for step, text in told] == [(100, "the loss fell below zero for the first time")]
+
+    @pytest.mark.parametrize(
+        "losses", [wave(300, around=0.0), wave(300, around=-2.0), [0.0] * 50, [2.0] * 40 + [0.0] * 60]
+    )
+    def test_passes_over_a_loss_of_any_sign(self, losses):
+        assert not any("below zero" in text for _, text in noticed(losses))
+
     def test_notices_a_jump_after_three_high_losses(self):
         found = noticed([*wave(100), 2.4, 2.5, 2.6, 2.7])
         assert found == [(100 + NUM_HIGH_IN_LOGS - 1, "the loss jumped from about 1.995 to 2.6")]
@@ -222,7 +232,8 @@ class TestTheRecordedRuns:
                     told += [step] if sign(suspicion, step, loss) else []
                 elif sign(suspicion, step, loss):
                     told.append(step)
-                calm = Calm(suspicion.limit, NUM_IN_MOTION if suspicion.is_limit_moving else NUM_TOGETHER)
+                num_together = NUM_IN_MOTION if suspicion.is_limit_moving else NUM_TOGETHER
+                calm = Calm(suspicion.limit, num_together, suspicion.floor)
                 if not suspicion.is_settled(()):
                     calm = None
             watched = sorted({step for watch in (LossWatch, NoiseWatch) for step, _ in noticed(trace.losses, watch)})

@@ -61,6 +61,19 @@ def zoom_from(step):
     return [step + distance for distance in (0, 4, 9, 13)]
 
 
+OF_LOSSES = "loss_mean", "loss_nonfinite", "loss_recent", "loss_before", "loss_noise"
+
+
+def alerts_in(folder):
+    """The rules that fire on the losses in its frames, and at which step."""
+    evaluator, views = Evaluator(PACK), []
+    for frame in frames_in(folder):
+        scalars = {name: math.nan if value is None else value for name, value in frame["scalars"].items()}
+        views.append(View(frame["step"], scalars))
+    events = evaluator.read([(evaluator.start(), views)])[0]
+    return {event.rule.name: event.firing_step for event in events if event.kind == "firing"}
+
+
 class TestItZoomsIn:
     @pytest.mark.parametrize("loss", [math.nan, torch.tensor(math.inf)])
     def test_from_the_step_after_a_loss_that_is_not_finite(self, loop, loss):
@@ -69,6 +82,14 @@ class TestItZoomsIn:
         loop.run(60)
         assert [step for step in loop.sampled() if step > 200] == zoom_from(201)
         assert loop.monitor.status.zooms.step == 201
+
+    def test_at_the_first_loss_below_zero_and_a_rule_fires(self, tmp_path):
+        loop = Loop(tmp_path, budget=ONLY_ZOOMS, measures=["token_similarity", *OF_LOSSES])
+        for step in range(260):
+            loop.run(1, loss=(2.0 if step <= 200 else -2.0) + 0.1 * math.sin(1.7 * step))
+        loop.monitor.close()
+        assert loop.monitor.status.zooms.step == 202
+        assert alerts_in(tmp_path) == {"loss-changes-sign": 206}
 
     def test_after_three_high_losses(self, loop):
         loop.run(200)
@@ -141,13 +162,6 @@ class TestItZoomsIn:
         assert "zoomed in     2 times, last from step 252 on: the loss is not finite" in str(loop.monitor)
 
 
-OF_LOSSES = "loss_mean", "loss_nonfinite", "loss_recent", "loss_before", "loss_noise"
-
-
-def as_floats(scalars):
-    return {name: math.nan if value is None else value for name, value in scalars.items()}
-
-
 class TestARefusedZoom:
     def test_is_counted_for_each_sign_and_the_status_tells_why(self, loop):
         loop.run(200)
@@ -188,10 +202,7 @@ class TestARefusedZoom:
             loop.run(1, loss=(2.0 if step < 200 else 4.0) + 0.1 * math.sin(1.7 * step))
             loop.monitor._cadence._zoomed_s = 1e9
         loop.monitor.close()
-        evaluator = Evaluator(PACK)
-        views = [View(frame["step"], as_floats(frame["scalars"])) for frame in frames_in(tmp_path)]
-        fired = {event.rule.name for event in evaluator.read([(evaluator.start(), views)])[0] if event.kind == "firing"}
-        assert fired == {"loss-not-finite", "loss-spike", "loss-regressed"}
+        assert alerts_in(tmp_path).keys() == {"loss-not-finite", "loss-spike", "loss-regressed"}
 
     def test_does_not_fill_the_disk_if_signs_never_end(self, loop, tmp_path):
         loop.run(150)

@@ -54,7 +54,7 @@ OF_NO_SUB_STEP = frozenset(
         *("block-does-not-move", "parameters-not-trained", "updates-too-small"),
         *("weight-decay-outweighs-gradient", "parameter-norm-shrinks"),
         *("batch-repeats", "batch-of-one-sample", "sequences-repeat"),
-        *("output-ignores-states", "output-ignores-input-after-loss"),
+        *("output-ignores-states", "output-ignores-input-after-loss", "loss-changes-sign"),
     )
 )
 """Rules on the optimizer, the data and the output head."""

@@ -17,6 +17,7 @@ from tsemon_server.rules import PACK
 from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.program import View
 from tsemon_server.rules.rule import FAMILIES, OWN_FAMILY
+from tsemon_server.services.replay.traces import loss_scalars
 
 from .definitions import rule as own_rule
 
@@ -699,6 +700,30 @@ class TestUpdates:
 
     def test_that_are_small_in_a_warm_up_are_not(self):
         assert names(slow(lambda step: 1e-8 * step, lambda step: 3.0)) == set()
+
+
+def with_losses(losses, every):
+    for step in range(every, len(losses), every):
+        yield View(step, loss_scalars(losses[step - every + 1 : step + 1], losses[: step + 1]))
+
+
+class TestALossThatChangesItsSign:
+    @pytest.mark.parametrize("every", [4, 10, 20])
+    def test_is_told_if_it_jumps(self, every):
+        losses = [(2.0 if step < 200 else -2.0) + 0.1 * math.sin(1.7 * step) for step in range(300)]
+        ((rule, step),) = fired(with_losses(losses, every))
+        assert rule.name == "loss-changes-sign"
+        assert 200 <= step <= 200 + max(every, 5)
+
+    @pytest.mark.parametrize("slope", [1e-3, 0.01, 0.1, 1.0, 10.0])
+    @pytest.mark.parametrize("noise", [0.0, 0.1, 1.0])
+    def test_is_not_told_if_it_falls_evenly(self, slope, noise):
+        losses = [slope * (200 - step) + noise * math.sin(1.7 * step) for step in range(400)]
+        assert "loss-changes-sign" not in names(with_losses(losses, 4))
+
+    def test_is_not_told_of_a_loss_around_zero(self):
+        losses = [math.sin(1.7 * step) for step in range(400)]
+        assert "loss-changes-sign" not in names(with_losses(losses, 4))
 
 
 def answering(variation, **layers):
