@@ -49,6 +49,8 @@ KNOWN_TO_BOTH = frozenset(("loss", "learning_rate"))
 
 NUM_REPORTS, REPORT_GAP = 4, 5
 """Frames with the losses alone after a refused zoom, and steps between them: the rules on the loss hold for that long."""
+LATER_REPORTS = 100, 150, 200, 300
+"""Steps from the start of a zoom to later frames with the losses alone, so that alerts on the loss end when it has recovered."""
 REPORTS_EVERY = 200
 """Minimum number of steps from one refused zoom with such frames to the next."""
 
@@ -197,6 +199,7 @@ class Monitor:
             and self._step + 1 < self._next_sample
             and not self._outbox.has_news
             and self._new_burst is None
+            and not (self._reports and self._reports[0] <= self._step)
             and not isinstance(tokens, Tensor)
             and not isinstance(step_tokens, Tensor)
             and calm.keep(loss, norm)
@@ -228,7 +231,7 @@ class Monitor:
     def _calm_steps(self) -> Calm | None:
         """Return what keeps the numbers of the next steps. None if the next one may need more than that."""
         probe, suspicion = self._probe, self._suspicion
-        if probe is None or probe.is_busy or self._ranks is not None or self._reports:
+        if probe is None or probe.is_busy or self._ranks is not None:
             return None
         if not self._cadence.is_adaptive:
             return Calm(math.inf)
@@ -294,8 +297,9 @@ class Monitor:
         if probe is not None and self._cadence.is_adaptive:
             refusals = self._suspicion.refusals
             contain(self._zoom_in, loss, grad_norm)
-            if self._suspicion.refusals is not refusals:
-                self._plan_reports()
+            if self._suspicion.refusals is not refusals and self._step >= self._may_report_from:
+                self._plan_reports(range(-1, NUM_REPORTS * REPORT_GAP - 1, REPORT_GAP))
+                self._may_report_from = self._step + REPORTS_EVERY
             if self._reports and self._reports[0] < self._step:
                 self._reports.popleft()
                 self._faults.guard(self._send_losses, probe)
@@ -326,14 +330,13 @@ class Monitor:
         if is_new:
             self._next_sample = min(self._next_sample, max(self._step, self._last_sample + ZOOM_GAP))
             self._suspicion.begins()
+            self._plan_reports(LATER_REPORTS)
             self._zooms = Zooms(1 if self._zooms is None else self._zooms.num + 1, self._step, sign.reason)
 
-    def _plan_reports(self) -> None:
-        """Plan frames for the rules on the loss after a refused zoom. Not with ranks, whose samples are collectives."""
-        if self._ranks is None and self._step >= self._may_report_from:
-            newest = self._step - 1
-            self._reports = deque(range(newest, newest + NUM_REPORTS * REPORT_GAP, REPORT_GAP))
-            self._may_report_from = self._step + REPORTS_EVERY
+    def _plan_reports(self, distances: Sequence[int]) -> None:
+        """Plan frames for the rules on the loss. Not with ranks, whose samples are collectives."""
+        if self._ranks is None:
+            self._reports = deque(self._step + distance for distance in distances)
 
     def _watch_clipping(self, probe: Probe) -> None:
         self._clip_norm = probe.watch_clipping()

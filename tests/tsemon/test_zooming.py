@@ -14,7 +14,7 @@ from tests.frames import frames_in
 from tests.ports import free_port
 from tests.tsemon.test_actions import as_json
 from tests.tsemon.transport.conftest import Peer
-from tsemon.monitor import NUM_REPORTS, REPORTS_EVERY
+from tsemon.monitor import LATER_REPORTS, NUM_REPORTS, REPORTS_EVERY
 from tsemon.schedule import FOLLOW_UP_GAP, MAX_GAP, MIN_ZOOMS, ZOOM_GAP, ZOOM_SAMPLES
 from tsemon.suspicion import PATIENCE
 from tsemon_server.rules import PACK
@@ -64,14 +64,18 @@ def zoom_from(step):
 OF_LOSSES = "loss_mean", "loss_nonfinite", "loss_recent", "loss_before", "loss_noise"
 
 
-def alerts_in(folder):
-    """The rules that fire on the losses in its frames, and at which step."""
+def events_of(frames):
+    """What the rules say of their losses."""
     evaluator, views = Evaluator(PACK), []
-    for frame in frames_in(folder):
+    for frame in frames:
         scalars = {name: math.nan if value is None else value for name, value in frame["scalars"].items()}
         views.append(View(frame["step"], scalars))
-    events = evaluator.read([(evaluator.start(), views)])[0]
-    return {event.rule.name: event.firing_step for event in events if event.kind == "firing"}
+    return evaluator.read([(evaluator.start(), views)])[0]
+
+
+def alerts_in(folder):
+    """The rules that fire, and at which step."""
+    return {event.rule.name: event.firing_step for event in events_of(frames_in(folder)) if event.kind == "firing"}
 
 
 class TestItZoomsIn:
@@ -181,14 +185,14 @@ class TestARefusedZoom:
         loop = Loop(tmp_path, budget=ONLY_ZOOMS, measures=["token_similarity", *OF_LOSSES])
         loop.run(150)
         loop.run(1, loss=math.nan)
-        loop.run(100)
+        loop.run(120)
         loop.monitor._cadence._zoomed_s = 1e9
         loop.run(60, loss=loss)
         assert loop.monitor.status.refusals.num == 1
         loop.monitor.close()
-        late = [frame for frame in frames_in(tmp_path) if frame["step"] > 245]
+        late = [frame for frame in frames_in(tmp_path) if frame["step"] > 265]
         first = late[0]["step"]
-        assert first - 251 == (0 if math.isnan(loss) else 2)
+        assert first - 271 == (0 if math.isnan(loss) else 2)
         assert [frame["step"] for frame in late] == [first, first + 5, first + 10, first + 15, loop.num_steps - 1]
         assert not any(frame["layers"] for frame in late)
         key = "loss_mean" if loss == 9.0 else "loss_nonfinite"
@@ -235,6 +239,21 @@ SAY_NOTHING = {
     "from step 100 on": [*[None] * 100, *[2.0] * 50],
     "in turn": [1.0, 100.0],
 }
+
+
+class TestAfterAZoom:
+    def test_frames_with_the_losses_alone_show_that_the_loss_has_recovered(self, tmp_path):
+        loop = Loop(tmp_path, budget=ONLY_ZOOMS, measures=["token_similarity", *OF_LOSSES])
+        for step in range(700):
+            loop.run(1, loss=(4.0 if 200 <= step < 230 else 2.0) + 0.1 * math.sin(1.7 * step))
+        loop.monitor.close()
+        begin = loop.monitor.status.zooms.step
+        frames = [*frames_in(tmp_path)]
+        alone = [frame["step"] - begin for frame in frames if frame["step"] > 290 and not frame["layers"]]
+        assert alone == [*LATER_REPORTS, 699 - begin]
+        events = events_of(frames)
+        ended = [event for event in events if event.rule.name == "loss-spike" and event.kind == "resolved"]
+        assert [(event.firing_step < begin + 20, event.resolved_step) for event in ended] == [(True, begin + 100)]
 
 
 class TestItDoesNotZoomIn:
