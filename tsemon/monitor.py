@@ -50,7 +50,7 @@ KNOWN_TO_BOTH = frozenset(("loss", "learning_rate"))
 NUM_REPORTS, REPORT_GAP = 4, 5
 """Frames with the losses alone after a refused zoom, and steps between them: the rules on the loss hold for that long."""
 LATER_REPORTS = 100, 150, 200, 300
-"""Steps from the start of a zoom to later frames with the losses alone, so that alerts on the loss end when it has recovered."""
+"""Steps from the start of a zoom to frames with the losses alone: alerts on the loss end soon after it has recovered."""
 REPORTS_EVERY = 200
 """Minimum number of steps from one refused zoom with such frames to the next."""
 

@@ -756,6 +756,12 @@ class TestAnswersThatNoLongerDependOnTheInput:
         assert told["output-ignores-input"] == 110
         assert told.get("output-ignores-input-after-loss") == (110 if is_told else None)
 
+    def test_are_told_as_the_fault_of_data_or_loss_if_the_loss_is_far_above_the_first_one(self):
+        views = list(answering(1e-6, global_diversity=[0.6, 0.3, 0.01]))
+        for view in views:
+            view.scalars.update(loss_mean=3.0, loss_recent=9.0 if view.step >= 100 else 2.0)
+        assert names(views) == {"output-ignores-input", "output-ignores-input-after-loss"}
+
     def test_are_not_told_if_some_of_them_still_do(self):
         assert names(answering(1e-3, global_diversity=[0.6, 0.3, 0.05])) == set()
 
