@@ -744,6 +744,14 @@ CATALOGUE: tuple[Metric, ...] = (
         high=1.0,
     ),
     _per_run(
+        name="distinct_inputs",
+        title="different sequences in the batch",
+        equation="number of different hashes among up to 256 sequences; 1 where all samples of the batch are the same",
+        flops="2 B T",
+        traffic="40 B T",
+        low=1.0,
+    ),
+    _per_run(
         name="learning_rate",
         title="learning rate of the first parameter group",
         equation="as the optimizer used it",

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["input_overlap", "sequence_ids"]
+__all__ = ["distinct_inputs", "input_overlap", "sequence_ids"]
 
 MAX_SEQUENCES = 256
 MAX_ELEMENTS = 4096
@@ -28,6 +28,16 @@ def input_overlap(batch: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
     """
     ids, known = (sequence_ids([tensor[:MAX_SEQUENCES] for tensor in tensors]).tolist() for tensors in (batch, before))
     return torch.tensor(overlap(ids, known))
+
+
+def distinct_inputs(batch: Sequence[Tensor]) -> Tensor:
+    """Return the number of different sequences in a batch.
+
+    |{hash of sequence 1, ..., hash of sequence B}|                                        (tsemon)
+
+    `batch` is a list of tensors as in `input_overlap`, and the first 256 sequences count. Returns a scalar, from 1 to 256.
+    """
+    return torch.tensor(len(set(sequence_ids([tensor[:MAX_SEQUENCES] for tensor in batch]).tolist())))
 
 
 def overlap(ids: Sequence[int], before: Collection[int]) -> float:

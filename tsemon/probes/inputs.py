@@ -13,7 +13,7 @@ from tsemon.measures.inputs import BITS, MAX_SEQUENCES, sequence_ids
 from tsemon.probes.held import Inputs
 from tsemon.probes.part import NOT_CALLED, Part
 from tsemon.probes.reading import Reading
-from tsemon.probes.sequences import PASS, SEQUENCE_METRICS, Given, LabelledPass, OfSample, Register
+from tsemon.probes.sequences import OF_INPUTS, PASS, SEQUENCE_METRICS, Given, LabelledPass, OfSample, Register
 
 
 class InputProbe(Part):
@@ -23,7 +23,7 @@ class InputProbe(Part):
     again by a hash of 53 bits, taken on the device; hashes are compared on the exporter's thread.
     """
 
-    METRICS = ("input_overlap", *SEQUENCE_METRICS)
+    METRICS = (*OF_INPUTS, *SEQUENCE_METRICS)
 
     def __init__(self, logits_of: Callable[[Any], Tensor | None]) -> None:
         self._register = Register()
@@ -88,8 +88,9 @@ class InputProbe(Part):
         self._has_losses = "losses" in raw or "sums" in raw
         if self._hashes_B is not None:
             raw = raw | {"hashes": self._hashes_B}
-        names = self.METRICS[self._hashes_B is None : None if self._has_losses else 1]
-        names = tuple(name for name in names if name in self.wanted)
+        of_inputs = OF_INPUTS if self._hashes_B is not None else ()
+        of_losses = SEQUENCE_METRICS if self._has_losses else ()
+        names = tuple(name for name in (*of_inputs, *of_losses) if name in self.wanted)
         if not names:
             return Reading()
         why_not = self._why_not_given or self._labelled.why_not
@@ -98,7 +99,7 @@ class InputProbe(Part):
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
         unseen = f"the model's inputs were not seen: {why_unseen or NOT_CALLED}"
-        why = {} if self._hashes_B is not None else {"input_overlap": self._why_missing or unseen}
+        why = {} if self._hashes_B is not None else dict.fromkeys(OF_INPUTS, self._why_missing or unseen)
         if self._has_losses:
             return why
         no_labels = self._labelled.why_not if self._why_missing is not None else f"{unseen}; {PASS}"

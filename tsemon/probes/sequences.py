@@ -17,6 +17,7 @@ from tsemon.measures.inputs import MAX_SEQUENCES, overlap
 from tsemon.measures.sequence_losses import sequence_loss_sums, sequence_losses
 from tsemon.probes.reading import OnHost, Undefined
 
+OF_INPUTS = ("input_overlap", "distinct_inputs")
 MEAN = "sequence_loss_mean"
 SEQUENCE_METRICS = (*(f"sequence_{kind}_{i + 1}" for kind in ("loss", "id", "seen") for i in range(len(PLACES))), MEAN)
 LABELS = ("labels", "targets")
@@ -271,7 +272,10 @@ class OfSample:
         found = {name: part.clone().view(dtype) for (name, (dtype, _)), part in named}
         hashes: list[int] = found["hashes"].tolist() if "hashes" in found else []
         if hashes:
-            self._values["input_overlap"] = self._register.overlap(hashes)
+            self._values |= {
+                "input_overlap": self._register.overlap(hashes),
+                "distinct_inputs": len(set(hashes)),
+            }
         ids: list[int] = found["ids"].tolist() if "ids" in found else hashes
         wrong = next((known for known in ids if not 0 <= known <= MAX_ID), None)
         if wrong is not None:

@@ -209,6 +209,29 @@ class TestTheSameSequences:
         assert names(overlapping(*[1.0] * 20)) == set()
 
 
+def different(*counts):
+    """With dropout: equal samples have different states."""
+    layers = {"batch_similarity": np.array([0.5, 0.6, 0.7])}
+    return [View(5 * sample, {"distinct_inputs": float(count)}, layers) for sample, count in enumerate(counts)]
+
+
+class TestABatchOfOneSample:
+    def test_is_told_though_its_states_differ(self):
+        assert names(different(*[32] * 10, *[1] * 3)) == {"batch-of-one-sample"}
+
+    def test_is_over_with_the_next_different_samples(self):
+        evaluator = Evaluator([one for one in PACK if one.name == "batch-of-one-sample"])
+        state = evaluator.start()
+        views = different(*[32] * 10, *[1] * 5, *[32] * 5)
+        assert [change.kind for view in views for change in evaluator.advance(state, view)][-2:] == [
+            "firing",
+            "resolved",
+        ]
+
+    def test_is_not_one_of_size_one(self):
+        assert names(different(*[1] * 20)) == set()
+
+
 def untrained(*counts):
     """In a zoom: samples 4 steps apart."""
     return [View(4 * sample, {"untrained_parameters": count}) for sample, count in enumerate(counts)]

@@ -177,6 +177,11 @@ def input_overlap(batch, before):
     return float(np.mean([sequence in before for sequence in batch]))
 
 
+def distinct_inputs(batch):
+    """Of sequences, each a tuple of its elements."""
+    return sum(sequence not in batch[:i] for i, sequence in enumerate(batch))
+
+
 # Attention.
 
 

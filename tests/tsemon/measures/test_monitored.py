@@ -295,6 +295,9 @@ class Run:
         )
         return oracle.input_overlap(now, before)
 
+    def distinct(self):
+        return oracle.distinct_inputs(batch_of(NUM_STEPS - 1, self.kind)["input_ids"].tolist())
+
 
 def of_states(measure):
     return lambda run: run.per_sample(measure, run.captured.states)
@@ -425,6 +428,7 @@ DEFINITIONS = {
     "norm_growth_r2": lambda run: run.growth()[1],
     "output_variation": lambda run: oracle.output_variation(np.concatenate(run.samples(run.logits))),
     "input_overlap": Run.overlap,
+    "distinct_inputs": Run.distinct,
     **{f"loss_{kind}": of_losses(f"loss_{kind}") for kind in ("mean", "min", "max", "std", "nonfinite")},
     **{f"loss_{kind}": of_losses(f"loss_{kind}", NUM_STEPS) for kind in ("recent", "before", "noise")},
     **{f"grad_norm_{kind}": of_grad_norms(kind) for kind in ("mean", "max", "nonfinite")},

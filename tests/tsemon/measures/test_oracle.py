@@ -451,6 +451,15 @@ class TestPredictions:
         want = oracle.input_overlap([(*x, y) for x, y in zip(batch, labels[0], strict=True)], known)
         assert getattr(m, name)(*tensors) == want == kept / 4
 
+    @holds("distinct_inputs")
+    @pytest.mark.parametrize("same", [1, 2, 4])
+    def test_of_equal_inputs(self, name, same, dtype):
+        batch = random(42).normal(size=(4, 11))
+        batch[:same] = batch[0]
+        labels = [7] * 4
+        want = oracle.distinct_inputs([(*x, y) for x, y in zip(batch, labels, strict=True)])
+        assert getattr(m, name)([inputs(dtype, batch)[0], torch.tensor(labels)]) == want == 5 - same
+
 
 # Parameters.
 

@@ -22,13 +22,13 @@ def random(size, seed, dtype=torch.long):
     return torch.randint(3, VOCABULARY, size, generator=generator) if values is None else values.to(dtype)
 
 
-def overlaps(model, batches, forward=None, **options):
+def overlaps(model, batches, forward=None, name="input_overlap", **options):
     """`input_overlap` of one step after the other, as the exporter's thread makes it."""
     probe, found = probe_of(model, **options), []
     for batch in batches:
-        probe.arm({"input_overlap"})
+        probe.arm({name})
         (forward or model)(batch)
-        metric = probe.collect().scalars.get("input_overlap")
+        metric = probe.collect().scalars.get(name)
         found.append(None if metric is None else metric.finish(metric.raw.float()).item())
         probe.disarm()
     return found
@@ -51,6 +51,12 @@ class TestInputOverlap:
         first, second = random(size, 1, dtype), random(size, 2, dtype)
         batches = [first, first.clone(), second, second[torch.randperm(4)], first]
         assert overlaps(model, batches) == [pytest.approx(math.nan, nan_ok=True), 1.0, 0.0, 1.0, 0.0]
+
+    def test_counts_different_sequences_of_a_batch(self):
+        model, _ = zoo.gpt2()
+        batch = random((4, 12), 1)
+        batches = [batch, batch[:1].expand(4, 12), batch[[0, 1, 1, 2]], batch[:1]]
+        assert overlaps(model.train(), batches, name="distinct_inputs") == [4, 1, 3, 1]
 
     def test_does_not_look_at_the_memory_of_the_batches_before(self):
         config = models.TransformerXLConfig(
