@@ -32,7 +32,7 @@ from tsemon.relay import NUM_NUMBERS, Relay
 from tsemon.sample import Sample
 from tsemon.schedule import ZOOM_GAP, ZOOM_SAMPLES, Cadence, Spent
 from tsemon.stacks import Stacks
-from tsemon.status import Status, Zooms
+from tsemon.status import LATE_STEPS, Status, Zooms
 from tsemon.suspicion import TO_SAVE, SharedSigns, Sign, Suspicion
 from tsemon.tokens import NOT_GROWING, UNKNOWN, Tokens
 from tsemon.transport import Outbox, SilentOutbox
@@ -47,15 +47,12 @@ GRAD_NORM = "grad_norm"
 KNOWN_TO_BOTH = frozenset(("loss", "learning_rate"))
 """Scalars that tsemon knows as well as the user. Its own value is kept."""
 
-NUM_REPORTS, REPORT_GAP = 4, 5
-"""Frames with the losses alone after a refused zoom, and steps between them: the rules on the loss hold for that long."""
+REPORTS_OF_REFUSED = -1, 4, 9, 14
+"""Steps from a refused zoom to frames with the losses alone: the rules on the loss hold for that long."""
 LATER_REPORTS = 100, 150, 200, 300
-"""Steps from the start of a zoom to frames with the losses alone: alerts on the loss end soon after it has recovered."""
-REPORTS_EVERY = 200
+"""The same from the start of any zoom, refused or not: alerts on the loss end soon after it has recovered."""
+REPORTS_EVERY = 300
 """Minimum number of steps from one refused zoom with such frames to the next."""
-
-LATE_STEPS = 20
-"""Steps after which a loss or a gradient norm has arrived on the host."""
 
 
 class _Newest(NamedTuple):
@@ -298,11 +295,11 @@ class Monitor:
             refusals = self._suspicion.refusals
             contain(self._zoom_in, loss, grad_norm)
             if self._suspicion.refusals is not refusals and self._step >= self._may_report_from:
-                self._plan_reports(range(-1, NUM_REPORTS * REPORT_GAP - 1, REPORT_GAP))
+                self._plan_reports((*REPORTS_OF_REFUSED, *LATER_REPORTS))
                 self._may_report_from = self._step + REPORTS_EVERY
             if self._reports and self._reports[0] < self._step:
                 self._reports.popleft()
-                self._faults.guard(self._send_losses, probe)
+                contain(self._send_losses, probe)
         if probe is not None and self._step == self._next_sample:
             self._faults.guard(self._arm, probe)
         self._calm = self._calm_steps()
@@ -336,7 +333,7 @@ class Monitor:
     def _plan_reports(self, distances: Sequence[int]) -> None:
         """Plan frames for the rules on the loss. Not with ranks, whose samples are collectives."""
         if self._ranks is None:
-            self._reports = deque(self._step + distance for distance in distances)
+            self._reports = deque(sorted({*self._reports, *(self._step + distance for distance in distances)}))
 
     def _watch_clipping(self, probe: Probe) -> None:
         self._clip_norm = probe.watch_clipping()
@@ -476,7 +473,9 @@ class Monitor:
             slow_gap=self._cadence.gap * self._cadence.slow_every,
             zooms=self._zooms,
             refusals=self._suspicion.refusals,
-            is_loss_watched=self._is_watched(has_loss or self._suspicion.has_loss),
+            is_loss_watched=self._is_watched(has_loss or self._suspicion.num_losses > 0),
+            num_losses=self._suspicion.num_losses + (0 if calm is None else len(calm.losses)),
+            num_steps=self._step - self._first_step,
             is_grad_norm_watched=self._is_watched(has_norm or self._suspicion.has_grad_norm),
             overhead_ratio=self._overhead_ratio(),
             sample_s=self._newest.own_cost_s,

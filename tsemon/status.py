@@ -13,6 +13,11 @@ from tsemon.transport import OutboxStats, WaitingRules
 
 V = TypeVar("V")
 
+LATE_STEPS = 20
+"""Steps after which a loss or a gradient norm has arrived on the host."""
+FEW = 0.5
+"""Losses per step below which signs of the loss are seen late."""
+
 
 class Zooms(NamedTuple):
     """How often the monitor zoomed in, and where it last did."""
@@ -56,6 +61,10 @@ class Status:
     """None if every sign of trouble led to a zoom, or needed none because samples were near anyway."""
     is_loss_watched: bool
     """False if zooms lack the signs of the loss, because `step` was given none on the CPU or a CUDA device."""
+    num_losses: int
+    """Number of losses in which zooms have looked for signs."""
+    num_steps: int
+    """Number of steps since attach."""
     is_grad_norm_watched: bool
     """False if zooms lack the signs of the gradient norm: `torch.nn.utils.clip_grad_norm_` did not compute it for the
     whole model, and `step` was not given it as `grad_norm`."""
@@ -97,6 +106,9 @@ class Status:
             lines.append(
                 ("no zooms", "at signs of the loss: monitor.step() was given no loss on the CPU or a CUDA device")
             )
+        elif 0 < self.num_losses < FEW * (self.num_steps - LATE_STEPS):
+            told = f"monitor.step() was given {self.num_losses} losses in {self.num_steps} steps: pass the loss of each step"
+            lines.append(("late zooms", f"if any, at signs of the loss: {told}"))
         if not self.is_grad_norm_watched:
             lines.append(
                 (

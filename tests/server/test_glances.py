@@ -82,7 +82,11 @@ class TestGlances:
     def test_look_at_the_newest_step_with_layers_where_the_last_frames_have_losses_alone(self, api, is_settled):
         run_id, bare = api.register(), api.register("bare")
         api.send_ok(
-            run_id, [*(diversity_frame(step, [1.0, 1 - step / 100, 1.0]) for step in range(50)), loss_frame(70)]
+            run_id,
+            [
+                *(diversity_frame(step, [1.0, 1 - step / 100, 1.0]) for step in range(50)),
+                *map(loss_frame, range(70, 90, 5)),
+            ],
         )
         api.send_ok(bare, [loss_frame(step) for step in range(50)])
         if is_settled:

@@ -99,19 +99,19 @@ class TestMetrics:
         assert shown[("tsemon_layer_token_diversity", "02")] == 0.75
 
     @pytest.mark.parametrize("is_settled", [False, True])
-    def test_have_the_layers_of_an_ended_run_whose_last_frame_has_its_losses_alone(self, start, is_settled):
+    def test_have_the_layers_of_an_ended_run_whose_last_frames_have_losses_alone(self, start, is_settled):
         api = start(clock=lambda: 1000.0)
         run_id = api.register(num_blocks=2)
         layers = {"token_diversity": Array.of([0.25, 0.5, 0.75])}
         api.send_ok(run_id, [Frame(step, step, 0.0, {"loss": 2.0}, layers) for step in range(6)])
-        api.send_ok(run_id, [loss_frame(6, 1.5)])
+        api.send_ok(run_id, [loss_frame(step, 1.5) for step in range(6, 10)])
         api.http.patch(f"/api/v1/runs/{run_id}", json={"state": "finished"})
         if is_settled:
             store = Store(api.database.url)
             assert store.settle() > 0
             store.close()
         shown = of_run(api, run_id)
-        assert (shown[("tsemon_run_step",)], shown[("tsemon_run_loss",)]) == (6.0, 1.5)
+        assert (shown[("tsemon_run_step",)], shown[("tsemon_run_loss",)]) == (9.0, 1.5)
         assert shown[("tsemon_layer_token_diversity", "02")] == 0.75
 
     def test_have_layers_that_sort_as_text(self, api):

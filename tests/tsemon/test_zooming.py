@@ -14,7 +14,7 @@ from tests.frames import frames_in
 from tests.ports import free_port
 from tests.tsemon.test_actions import as_json
 from tests.tsemon.transport.conftest import Peer
-from tsemon.monitor import LATER_REPORTS, NUM_REPORTS, REPORTS_EVERY
+from tsemon.monitor import LATER_REPORTS, REPORTS_EVERY, REPORTS_OF_REFUSED
 from tsemon.schedule import FOLLOW_UP_GAP, MAX_GAP, MIN_ZOOMS, ZOOM_GAP, ZOOM_SAMPLES
 from tsemon.suspicion import PATIENCE
 from tsemon_server.rules import PACK
@@ -193,7 +193,12 @@ class TestARefusedZoom:
         late = [frame for frame in frames_in(tmp_path) if frame["step"] > 265]
         first = late[0]["step"]
         assert first - 271 == (0 if math.isnan(loss) else 2)
-        assert [frame["step"] for frame in late] == [first, first + 5, first + 10, first + 15, loop.num_steps - 1]
+        of_first_zoom = 151 + LATER_REPORTS[1]
+        assert [frame["step"] for frame in late] == [
+            *range(first, first + 16, 5),
+            of_first_zoom,
+            loop.num_steps - 1,
+        ]
         assert not any(frame["layers"] for frame in late)
         key = "loss_mean" if loss == 9.0 else "loss_nonfinite"
         assert [frame["scalars"][key] for frame in late[1:4]] == [9.0 if loss == 9.0 else 5.0] * 3
@@ -208,6 +213,18 @@ class TestARefusedZoom:
         loop.monitor.close()
         assert alerts_in(tmp_path).keys() == {"loss-not-finite", "loss-spike", "loss-regressed"}
 
+    def test_leaves_frames_that_end_the_alert_once_the_loss_has_recovered(self, tmp_path):
+        loop = Loop(tmp_path, budget=ONLY_ZOOMS, measures=["token_similarity", *OF_LOSSES])
+        loop.run(150)
+        loop.run(1, loss=math.nan)
+        for step in range(600):
+            loop.run(1, loss=(4.0 if 200 <= step < 220 else 2.0) + 0.1 * math.sin(1.7 * step))
+            loop.monitor._cadence._zoomed_s = 1e9
+        loop.monitor.close()
+        events = events_of(frames_in(tmp_path))
+        (ended,) = (event for event in events if event.rule.name == "loss-spike" and event.kind == "resolved")
+        assert 351 < ended.firing_step < 380 < ended.resolved_step < 510
+
     def test_does_not_fill_the_disk_if_signs_never_end(self, loop, tmp_path):
         loop.run(150)
         loop.monitor._cadence._zoomed_s, loop.monitor._cadence._num_zoomed = 1e9, ZOOM_SAMPLES
@@ -216,7 +233,8 @@ class TestARefusedZoom:
             loop.run(1)
         loop.monitor.close()
         late = [frame["step"] for frame in frames_in(tmp_path) if frame["step"] > 150]
-        assert len(late) <= 1 + NUM_REPORTS * (600 // REPORTS_EVERY) + 1
+        num_refused, num_later = len(REPORTS_OF_REFUSED), len(LATER_REPORTS)
+        assert len(late) <= 1 + num_later + (num_refused + num_later) * (600 // REPORTS_EVERY) + 1
 
     def test_is_none_where_samples_are_near_anyway(self, tmp_path):
         loop = Loop(tmp_path, every=2)
@@ -254,6 +272,18 @@ class TestAfterAZoom:
         events = events_of(frames)
         ended = [event for event in events if event.rule.name == "loss-spike" and event.kind == "resolved"]
         assert [(event.firing_step < begin + 20, event.resolved_step) for event in ended] == [(True, begin + 100)]
+
+    def test_they_come_though_another_zoom_is_refused(self, tmp_path):
+        loop = Loop(tmp_path, budget=ONLY_ZOOMS, measures=["token_similarity", *OF_LOSSES])
+        for step in range(600):
+            loop.run(1, loss=(4.0 if 200 <= step < 210 or 260 <= step < 270 else 2.0) + 0.1 * math.sin(1.7 * step))
+            if step == 255:
+                loop.monitor._cadence._zoomed_s = 1e9
+        assert loop.monitor.status.refusals is not None
+        begin = loop.monitor.status.zooms.step
+        loop.monitor.close()
+        alone = {frame["step"] - begin for frame in frames_in(tmp_path) if not frame["layers"]}
+        assert alone >= {*LATER_REPORTS}
 
 
 class TestItDoesNotZoomIn:
@@ -302,6 +332,12 @@ class TestALossThatComesLateOrSeldom:
         assert text in str(loop.monitor)
         loop.run(1)
         assert text not in str(loop.monitor)
+        late = "late zooms    if any, at signs of the loss: monitor.step() was given {} losses in {} steps: "
+        assert late.format(1, 21) not in str(loop.monitor)
+        loop.run(40, loss=None)
+        assert late.format(1, 61) in str(loop.monitor)
+        loop.run(60)
+        assert "late zooms" not in str(loop.monitor)
 
 
 class TestAGradientNormThatNeverComes:
@@ -337,6 +373,15 @@ class TestASampleThatFails:
 
 
 class TestABurstOfTheUsers:
+    @pytest.mark.parametrize("num", [2, 6])
+    def test_that_is_short_does_not_end_a_zoom(self, loop, num):
+        loop.run(200)
+        loop.run(3, loss=9.0)
+        loop.monitor.burst(num, every=1)
+        loop.run(60, loss=9.0)
+        late = [step for step in loop.sampled() if step > 150]
+        assert late[-1] - late[0] >= num + 12
+
     """It begins with the next step, and its samples stand for those of a zoom."""
 
     def test_that_is_sparse_does_not_prevent_a_zoom(self, loop):
@@ -363,12 +408,12 @@ class TestABurstOfTheUsers:
         loop.run(60)
         assert [step for step in loop.sampled() if step > 150] == [201, 204, 207, 210, 213]
 
-    def test_that_ends_in_a_zoom_leaves_it_the_rest_of_its_samples(self, loop):
+    def test_that_is_short_comes_before_the_rest_of_a_zoom(self, loop):
         loop.run(200)
         loop.run(3, loss=math.nan)
         loop.monitor.burst(steps=2, every=1)
         loop.run(60)
-        assert [step for step in loop.sampled() if step > 150] == [201, 204, 205, 209, 209 + FOLLOW_UP_GAP]
+        assert [step for step in loop.sampled() if step > 150] == [201, 204, 205, 209, 214, 218]
 
     def test_that_is_short_comes_before_a_zoom(self, loop):
         loop.run(200)

@@ -109,12 +109,12 @@ class InputProbe(Part):
 def _by_sequence(inputs: Inputs) -> list[Tensor]:
     """The tensors that have an entry for each sequence: their first axis is that of the first tensor of several axes.
 
-    A list beside other tensors is a memory or a cache, which the model has made, so it differs though the sequences do not.
+    A list after other tensors is a memory or a cache, which the model has made, so it differs though the sequences do not.
     """
-    own = Inputs(
-        tuple(each for each in (*inputs.args, *inputs.kwargs.values()) if not isinstance(each, list | tuple)), {}
-    )
-    readable = [tensor for tensor in (*own.tensors,) or (*inputs.tensors,) if _is_readable(tensor)]
+    readable = list[Tensor]()
+    for each in (*inputs.args, *inputs.kwargs.values()):
+        if not readable or not isinstance(each, list | tuple):
+            readable += filter(_is_readable, Inputs((each,), {}).tensors)
     size = next((tensor.shape[0] for tensor in readable if tensor.ndim > 1), None)
     return [tensor for tensor in readable if tensor.ndim and tensor.shape[0] == size and tensor.numel()]
 

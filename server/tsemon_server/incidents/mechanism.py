@@ -355,7 +355,7 @@ def _told(sign: _Sign, block: int, newest: Arrays, healthy: Arrays | None) -> Me
         usual = sign.of(_usual(sign.metric, newest, healthy, num_blocks))[block]
     factor = value / usual
     head = _head(block, newest) if sign.sub_step == "attention" else None
-    compared = "the other blocks" if healthy is None or not _is_before(sign, block, healthy) else "the healthy sample"
+    compared = "the other blocks" if healthy is None or not _is_before(sign, block, healthy) else _named(healthy, sign)
     numbers = {"value": _number(value), "factor": _number(factor), "usual": _number(usual)}
     says = sign.says.format(**numbers, compared=compared) + ("" if "{compared}" in sign.says else f" of {compared}")
     of_head = _of_head(head, block, newest)
@@ -369,6 +369,11 @@ def _told(sign: _Sign, block: int, newest: Arrays, healthy: Arrays | None) -> Me
     return Mechanism(
         block=block, sub_step=sign.sub_step, metric=sign.metric, factor=float(factor), head=head, text=text
     )
+
+
+def _named(healthy: Arrays, sign: _Sign) -> str:
+    """Training changes a model that is new, so readers must know if that is the reference."""
+    return "the sample before training" if healthy.step_of(sign.metric) == 0 else "the healthy sample"
 
 
 def _is_before(sign: _Sign, block: int, healthy: Arrays) -> bool:

@@ -23,6 +23,9 @@ from tsemon_server.store.series.metric import Metric
 from tsemon_server.store.series.packing import Kind
 from tsemon_server.store.streams import Address, At, Newest, Span, Stream, Which
 
+MOST_BARE = 12
+"""Maximum number of frames that are skipped to find one with layers: several in a row may hold losses alone."""
+
 Layers = Mapping[str, NDArray[np.floating[Any]]]
 
 

@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Table, case, func, literal_column, select
 
 from tsemon.stacks import Stacks
 from tsemon_server.store.engine import Unit
+from tsemon_server.store.frames import MOST_BARE
 from tsemon_server.store.ledger import tables
 from tsemon_server.store.ledger.leases import SETTLING, done_at
 from tsemon_server.store.ledger.progress import RuleProgress
@@ -114,14 +115,17 @@ class Live:
         return LiveRuns(runs, (rows[0].num_live if rows else 0) - len(rows))
 
     def _with_layers(self, newest: Address, frames: Sequence[Measured], *, is_over: bool) -> Sequence[Measured]:
-        """Add an earlier frame if a run has ended with a frame that has no layers: those before it may have settled."""
-        if not is_over or any(frame.values["layers"] for frame in frames):
-            return frames
-        run_id, attempt, _ = newest.stream
-        earlier = self._series.nearest(self._unit, run_id, [Span(attempt, 0, newest.step - 1)], newest.step)
-        if earlier is None:
-            return frames
-        return [*frames, *map(measured, self._series.at(self._unit, {run_id: earlier}).get(run_id, ()))]
+        """Add earlier frames if a run has ended with frames that have no layers: those before them may have settled."""
+        (run_id, attempt, _), step, found = newest.stream, newest.step, [*frames]
+        for _ in range(MOST_BARE if is_over else 0):
+            if any(frame.values["layers"] for frame in found):
+                break
+            earlier = self._series.nearest(self._unit, run_id, [Span(attempt, 0, step - 1)], step)
+            if earlier is None:
+                break
+            found += map(measured, self._series.at(self._unit, {run_id: earlier}).get(run_id, ()))
+            step = earlier.step
+        return found
 
     def backlog(self) -> Backlog:
         """What waits to be done, counted up to `COUNTED_AT_MOST`."""

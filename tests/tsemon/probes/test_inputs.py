@@ -72,6 +72,19 @@ class TestInputOverlap:
 
         assert overlaps(model, batches, forward) == [pytest.approx(math.nan, nan_ok=True), 1.0, 0.0, 1.0]
 
+    def test_reads_a_list_that_a_mask_follows(self):
+        class OfPairs(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model, _ = zoo.gpt2()
+
+            def forward(self, pair, mask):
+                return self.model(pair[0])
+
+        mask, model = torch.ones(4, 12), OfPairs()
+        pairs = [[random((4, 12), seed), random((4, 3), seed)] for seed in (1, 1, 2)]
+        assert overlaps(model, pairs, lambda pair: model(pair, mask))[1:] == [1.0, 0.0]
+
     def test_reads_a_list_that_stands_alone(self):
         class OfPairs(nn.Module):
             def __init__(self):

@@ -179,7 +179,7 @@ class TestALossThatIsWrittenInto:
 class TestStatus:
     def test_says_that_no_loss_was_given(self, tmp_path):
         _, monitor = told(tmp_path, [lambda monitor: monitor.step()])
-        assert monitor.status.not_measured["loss_mean"] == "monitor.step() was given no loss"
+        assert monitor.status.not_measured["loss_mean"] == "monitor.step() was given no loss that is one number"
 
     def test_lacks_a_loss_that_is_not_wanted(self, tmp_path):
         (only,), monitor = told(tmp_path, [1.0], measures=["token_similarity"])

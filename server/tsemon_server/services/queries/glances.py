@@ -15,7 +15,7 @@ from tsemon_server.rules.program import View
 from tsemon_server.services.queries.reduce import bucketed
 from tsemon_server.services.queries.service import middles, nullable
 from tsemon_server.store import Store
-from tsemon_server.store.frames import Frames, Layers
+from tsemon_server.store.frames import MOST_BARE, Frames, Layers
 from tsemon_server.store.ledger.runs import FramesSeen, Model
 from tsemon_server.store.reading import Reader
 
@@ -84,12 +84,14 @@ def _default_metric(reader: Reader, run: RunDetail) -> str | None:
 
 
 def _newest_layers(reader: Reader, run_ids: Sequence[str]) -> dict[str, list[Layers]]:
-    """The layers of each run at its newest step, or at the one before: the last frame of a run may hold its losses alone."""
-    at = reader.runs.newest_steps(run_ids)
-    found = reader.frames.layers_at(at)
-    bare = {run_id: one for run_id, one in at.items() if not any(found.get(run_id, ()))}
-    earlier = ((run_id, reader.frames.before(run_id, one)) for run_id, one in bare.items())
-    return found | reader.frames.layers_at({run_id: one for run_id, one in earlier if one is not None})
+    """The layers of each run at its newest step that has any."""
+    at, found = reader.runs.newest_steps(run_ids), dict[str, list[Layers]]()
+    for _ in range(1 + MOST_BARE):
+        found |= reader.frames.layers_at(at)
+        bare = ((run_id, one) for run_id, one in at.items() if not any(found.get(run_id, ())))
+        earlier = ((run_id, reader.frames.before(run_id, one)) for run_id, one in bare)
+        at = {run_id: one for run_id, one in earlier if one is not None}
+    return found
 
 
 def _loss(frames: Frames, run_id: str, points: int) -> LossLine | None:
