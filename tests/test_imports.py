@@ -37,7 +37,7 @@ PICTURE = {
     "tsemon.registration": "torch tsemon.quantity",
     "tsemon.sample": "torch tsemon.probes",
     "tsemon.stacks": "tsemon.catalogue tsemon.errors",
-    "tsemon.status": "tsemon.suspicion tsemon.transport",
+    "tsemon.status": "tsemon.schedule tsemon.suspicion tsemon.transport",
     "tsemon.suspicion": "torch tsemon.late tsemon.probes tsemon.schedule",
     "tsemon.terminal": "rich",
     "tsemon.tokens": "torch",

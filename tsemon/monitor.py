@@ -471,6 +471,7 @@ class Monitor:
             waiting_rules=self._outbox.waiting_rules,
             gap=self._cadence.gap,
             slow_gap=self._cadence.gap * self._cadence.slow_every,
+            burst=self._cadence.burst_left,
             zooms=self._zooms,
             refusals=self._suspicion.refusals,
             is_loss_watched=self._is_watched(has_loss or self._suspicion.num_losses > 0),

@@ -50,6 +50,14 @@ class Spent(NamedTuple):
     """Number of these steps."""
 
 
+class Burst(NamedTuple):
+    """Samples that a user has asked for and that are still to come."""
+
+    num: int
+    gap: int
+    """Steps between two of them."""
+
+
 class Cadence:
     """Every N steps, or as often as a budget allows, and more often at a sign of trouble.
 
@@ -163,6 +171,11 @@ class Cadence:
         zoom_s = ZOOM_SAMPLES / 2 * (usual_s + slow_s)
         room_s = max(ZOOM_SHARE * self._budget * self._elapsed_s, MIN_ZOOMS * zoom_s)
         return self._zoomed_s + (2 * zoom_s if is_longer else slow_s) <= room_s
+
+    @property
+    def burst_left(self) -> Burst | None:
+        """The rest of a burst."""
+        return Burst(self._num_of_burst, min(self._burst_gap, self.gap)) if self._num_of_burst else None
 
     def end_zoom(self) -> None:
         self._num_of_zoom, self._is_follow_up = 0, False

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from tsemon.catalogue import TIERS, Tier
+from tsemon.schedule import Burst
 from tsemon.stacks import Stacks
 from tsemon.suspicion import Refusals
 from tsemon.transport import OutboxStats, WaitingRules
@@ -55,6 +56,8 @@ class Status:
     """Steps between two samples."""
     slow_gap: int
     """Steps between two samples with the metrics of the slow tier."""
+    burst: Burst | None
+    """None outside of bursts."""
     zooms: Zooms | None
     """None if there was no zoom."""
     refusals: Refusals | None
@@ -96,6 +99,8 @@ class Status:
             ("cost", f"{self.overhead_ratio:.2%} of wall time, {self.sample_s * 1e3:.1f} ms in the newest sample"),
             ("samples", f"every {self.gap} steps, with slow metrics every {self.slow_gap}"),
         ]
+        if self.burst is not None:
+            lines.append(("burst", f"{self.burst.num} more samples, with slow metrics, every {self.burst.gap} steps"))
         if self.zooms is not None:
             text = f"{_times(self.zooms.num)}, last from step {self.zooms.step} on: {self.zooms.reason}"
             lines.append(("zoomed in", text))

@@ -384,6 +384,14 @@ class TestABurstOfTheUsers:
 
     """It begins with the next step, and its samples stand for those of a zoom."""
 
+    def test_is_shown_by_the_status_until_it_is_over(self, loop):
+        loop.run(20)
+        loop.monitor.burst(steps=30, every=3)
+        loop.run(4)
+        assert "burst         9 more samples, with slow metrics, every 3 steps" in str(loop.monitor)
+        loop.run(30)
+        assert "burst" not in str(loop.monitor)
+
     def test_that_is_sparse_does_not_prevent_a_zoom(self, loop):
         loop.run(200)
         loop.monitor.burst(steps=200, every=50)

@@ -57,4 +57,6 @@ class LossProbe(Part):
         return Reading(scalars={name: value.item() if is_here else value for name, value in found.items()})
 
     def why_missing(self, why_unseen: str) -> dict[str, str]:
-        return {} if self._is_given else dict.fromkeys(self.METRICS, "monitor.step() was given no loss that is one number")
+        return (
+            {} if self._is_given else dict.fromkeys(self.METRICS, "monitor.step() was given no loss that is one number")
+        )
