@@ -23,7 +23,8 @@ class TestLateNumbers:
     def test_leaves_out_what_is_not_one_number(self, value):
         assert LateNumbers().put(value) == []
 
-    def test_has_a_copy_that_is_done_before_a_number_on_the_host(self, monkeypatch):
+    @pytest.mark.parametrize(("value", "then"), [(2.5, [2.5]), (torch.tensor(2.5), [2.5]), ("high", [])])
+    def test_has_a_copy_that_is_done_before_a_number_on_the_host(self, monkeypatch, value, then):
         class Done:
             def query(self):
                 return True
@@ -31,7 +32,7 @@ class TestLateNumbers:
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         late = LateNumbers()
         late._copies.append((torch.tensor([1.5]), Done()))  # as of a loss on a GPU
-        assert late.put(2.5) == [1.5, 2.5]
+        assert late.put(value) == [1.5, *then]
         assert not late
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
