@@ -124,6 +124,17 @@ class TestAnIncident:
         (verdict,) = replay(recording, Evaluator(rules)).incidents
         assert verdict.state == state
 
+    @pytest.mark.both_engines
+    def test_stays_recovered_if_a_later_loss_is_not_finite(self, start):
+        api = start(rules=[*OWN, *(one for one in PACK if one.name == "loss-not-finite")])
+        run_id = api.register()
+        send(api, run_id, [1, 20, 20, 1, 1, 1])
+        send(api, run_id, [math.nan] * 2, from_step=400)
+        assert [(one["rule"], one["state"]) for one in incidents(api, run_id)] == [
+            ("loss-not-finite", "open"),
+            ("high-loss", "recovered"),
+        ]
+
     def test_is_the_same_while_its_alert_flaps(self, api, run_id):
         for step in range(0, 40, 4):
             send(api, run_id, [20, 20, 1, 1], from_step=step)

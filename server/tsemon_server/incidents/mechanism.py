@@ -127,12 +127,14 @@ def mechanism_of(
         )
     signs = [sign for of in SIGNS for sign in of(newest, healthy, num_blocks)]
     allowed_N = np.zeros(num_blocks, dtype=bool)
-    first, last = (0, num_blocks - 1) if blocks is None else blocks
+    first, last = (0, num_blocks - 1) if blocks is None else (max(blocks[0], 0), blocks[1])
     allowed_N[max(0, first - SLACK) : last + 1] = True
     size_SN = np.stack([np.where(allowed_N, sign.size_N, 0.0) for sign in signs])
     largest = size_SN.max()
     if largest < DECISIVE:
-        return Mechanism(text=_undecided(newest, healthy, math.exp(largest), max(first, 0), num_blocks))
+        head = _head(first, newest) if rule.startswith("attention-") else None
+        told = f" In block {first}, {of_head}." if (of_head := _of_head(head, first, newest)) else ""
+        return Mechanism(head=head, text=_undecided(newest, healthy, math.exp(largest), first, num_blocks) + told)
     enough = max(DECISIVE, EARLY * largest)
     block = int(np.argmax(size_SN.max(axis=0) >= enough))
     sign = next(sign for sign, size_N in zip(signs, size_SN, strict=True) if size_N[block] >= enough)

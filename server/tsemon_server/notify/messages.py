@@ -292,19 +292,20 @@ def _sentence(subject: str, notices: Sequence[Notice]) -> str:
     if ends == {"the run ended"} and len({notice.alert.run_id for notice in notices}) > 1:
         ends = {"the runs ended"}
     if notices[0].was_told:
-        is_last = all(notice.is_unrecovered for notice in notices) and len(ends) == 1
-        return f"{subject}still fired in {where} when {ends.pop()}" if is_last else f"{subject}{over} in {where}"
+        if all(notice.is_unrecovered for notice in notices) and len(ends) == 1:
+            return f"{subject}had not recovered in {_where(notices, has_step=False)} when {ends.pop()}"
+        return f"{subject}{over} in {where}"
     return f"{subject}fired in {where}, and {ends.pop() if len(ends) == 1 else over}"
 
 
-def _where(notices: Sequence[Notice]) -> str:
+def _where(notices: Sequence[Notice], *, has_step: bool = True) -> str:
     """The run and the step, or how many runs."""
     num_runs = len({notice.alert.run_id for notice in notices})
     projects = {notice.alert.project for notice in notices}
     if num_runs > 1:
         return f"{num_runs:,} runs of {f'{len(projects)} projects' if len(projects) > 1 else projects.pop()}"
     alert, step = notices[0].alert, notices[0].step
-    return f"{alert.project}/{alert.run}" + ("" if step is None else f" at step {step}")
+    return f"{alert.project}/{alert.run}" + (f" at step {step}" if has_step and step is not None else "")
 
 
 def evidence_of(alert: Alert) -> dict[str, Any] | None:

@@ -43,6 +43,15 @@ def found_in(newest, *, rule="token-similarity-escalation", blocks=None, healthy
 
 
 class TestMechanism:
+    def test_names_the_head_of_a_rule_on_attention_though_no_sub_step_stands_out(self):
+        entropy = np.full((8, 4), 0.5)
+        entropy[1, 2] = 0.05
+        newest = arrays({"attention_entropy": entropy, "max_attention_logit": np.full((8, 4), 2.0)})
+        found = found_in(newest, rule="attention-entropy-collapse", blocks=(1, 1), healthy=arrays())
+        assert (found.sub_step, found.head) == (None, 2)
+        assert found.text.endswith("In block 1, head 2 attends to about a single token (entropy 0.05).")
+        assert found_in(newest, blocks=(1, 1), healthy=arrays()).head is None
+
     def test_is_attention_whose_output_outgrows_the_block_input(self):
         entropy, logits = np.full((8, 4), 0.8), np.full((8, 4), 2.0)
         entropy[7, 3], logits[7, 3] = 0.02, 90.0

@@ -130,8 +130,8 @@ class TestAMessageOfTheEndOfAnIncident:
         [
             ("clear", "[resolved]", 0x16A34A, "is over in pretrain/gpt at step 150"),
             ("by hand", "[resolved]", 0x16A34A, "is over in pretrain/gpt at step 150"),
-            ("run ended", "[ended]", 0x6B7280, "still fired in pretrain/gpt at step 150 when the run ended"),
-            ("new attempt", "[ended]", 0x6B7280, "still fired in pretrain/gpt at step 150 when a new attempt began"),
+            ("run ended", "[ended]", 0x6B7280, "had not recovered in pretrain/gpt when the run ended"),
+            ("new attempt", "[ended]", 0x6B7280, "had not recovered in pretrain/gpt when a new attempt began"),
         ],
     )
     def test_is_green_only_if_the_incident_was_over_before_its_attempt(self, over, reason, label, colour, what):

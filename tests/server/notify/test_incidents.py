@@ -144,7 +144,7 @@ class TestARecordedRunThatFails:
         cause = "token-similarity-escalation"
         assert told.settle(3600) == [("firing", cause), ("resolved", cause)]
         title = told.http.requests[1].json["title"]
-        assert title == f"{cause} still fired in default/deep at step 395 when the run ended"
+        assert title == f"{cause} had not recovered in default/deep when the run ended"
 
     def test_is_one_thread_in_slack(self, serve, listening, listen):
         slack, api = listen(SlackReceiver), serve(PACK)

@@ -46,7 +46,7 @@ class TestAThreadInSlack:
         assert (first["channel"], last["channel"]) == ("C1", "C1")
         assert not first.keys() & {"thread_ts", "reply_broadcast"}
         assert (last["thread_ts"], last["reply_broadcast"]) == (ts, True)
-        assert "[ended] loss-spike still fired in default/gpt" in last["attachments"][0]["fallback"]
+        assert "[ended] loss-spike had not recovered in default/gpt" in last["attachments"][0]["fallback"]
 
     @pytest.mark.both_engines
     def test_lasts_over_a_restart_and_in_another_process(

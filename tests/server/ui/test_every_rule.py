@@ -82,7 +82,7 @@ def made_up(num_frames=80, breaks_at=50):
             "loss": 2.0,
             "loss_mean": 2.0,
             "loss_before": 2.0,
-            "loss_recent": -1.0 if sample == num_frames - 1 else 3.0 if sample >= breaks_at - 2 else 2.0,
+            "loss_recent": -2.0 if sample == num_frames - 1 else 3.0 if sample >= breaks_at - 2 else 2.0,
             "loss_noise": 0.1,
             "loss_nonfinite": 0.0,
             "learning_rate": 1e-3,
@@ -225,6 +225,14 @@ class TestEveryRule:
     def test_has_an_alert_to_look_at(self, told, states):
         """A rule that is new needs a training here on which it fires."""
         assert {alert["rule"] for alert in told.of(*states)} == set(RULES)
+
+    def test_names_blocks_if_it_is_about_blocks(self, told):
+        of_blocks = [
+            alert
+            for alert in told.of("firing")
+            if alert["family"] in ("tse", "rank", "norm", "entropy", "dead") and alert["severity"] != "info"
+        ]
+        assert {alert["rule"] for alert in of_blocks if alert["evidence"]["blocks"] is None} == set()
 
     @pytest.mark.parametrize("state", STATES)
     def test_is_whole_in_the_list_of_alerts(self, page, told, state):

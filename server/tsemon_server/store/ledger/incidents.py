@@ -172,9 +172,9 @@ class IncidentChanges(Incidents):
         before = {row.incident_id: row for row in self._connection.execute(select(tables.incident).where(*of_attempt))}
         newest = select(last_step(tables.attempt)).where(_attempt.run_id == run_id, _attempt.attempt == attempt)
         step = self._connection.execute(newest).scalar_one_or_none()
-        loss = self._connection.execute(select(_run.loss).where(_run.run_id == run_id)).scalar_one_or_none()
+        run = self._connection.execute(select(_run.loss, _run.latest).where(_run.run_id == run_id)).first()
         for group in incidents_of(symptoms):
-            verdict = group.verdict(ORDER, step, has_loss=loss is not None)
+            verdict = group.verdict(ORDER, step, has_loss=run is not None and _has_loss(run))
             self._keep(group, verdict, group.cause(ORDER, step), run_id, attempt, before)
 
     def _symptoms(self, run_id: str, attempt: int) -> list[Symptom]:
@@ -241,7 +241,7 @@ def _select() -> Select[Any]:
         _incident.incident_id.label("number"),
         cast(_incident.incident_id, String).label("incident_id"),
         cast(_incident.cause_id, String).label("cause_id"),
-        *(_run.project, _run.run, _run.loss, cause.summary, cause.advice),
+        *(_run.project, _run.run, _run.loss, _run.latest, cause.summary, cause.advice),
         # A pending cause is replaced when it is withdrawn, or when another alert changes after that step.
         or_(
             (last_step(tables.incident) >= _incident.settles_step) & cause.firing_step.is_not(None), _is_silent()
@@ -308,9 +308,14 @@ def _end(row: Row[Any], alerts: Iterable[Row[Any]]) -> ResolvedReason:
     ]
     if reasons:
         return reasons[0]
-    if row.loss is None:
+    if not _has_loss(row):
         return "no loss"
     return "new attempt" if row.attempt_state == "replaced" else "run ended"
+
+
+def _has_loss(run: Row[Any]) -> bool:
+    """Whether a run gives losses. SQLite stores one that is NaN as NULL, and the scalars of the newest frame tell."""
+    return run.loss is not None or "loss" in (run.latest or {}).get("scalars", ())
 
 
 def _state(alert: Row[Any], *, has_recovered: bool) -> ConsequenceState:

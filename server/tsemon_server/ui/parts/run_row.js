@@ -102,7 +102,8 @@ function incidentOf(run, [incident, ...others]) {
 /** Of a run without an incident: alerts that are pending or only inform. */
 function alertsOf({ run_id, open_alerts }) {
   if (!open_alerts) return h("span", { class: "quiet" }, "none");
-  return h("a", { class: "pill failed", href: `#/alerts?${new URLSearchParams({ run: run_id })}`, title: "Show the alerts of this run" }, count(open_alerts));
+  const href = `#/alerts?${new URLSearchParams({ run: run_id })}`;
+  return h("a", { class: "quiet", href, title: "No incident: these alerts are pending, or only inform" }, `${count(open_alerts)} ${open_alerts === 1 ? "alert" : "alerts"}`);
 }
 
 /** The course of the loss; values that are not finite leave a gap, and are marked below it. */
