@@ -221,7 +221,7 @@ class TestARunThatIsTooShort:
         assert waiting["vanishing-gradient"] == "2 more samples and 10 more steps"
         told = {one["rule"] for one in found["not_judged"]} | {*waiting}
         at_once = {rule.name for rule in PACK if rule.on == "frame" and rule.name not in told}
-        assert at_once == {"loss-not-finite"}
+        assert at_once == {"loss-changes-sign", "loss-not-finite", "non-finite-update"}
 
 
 class TestAStoredRun:

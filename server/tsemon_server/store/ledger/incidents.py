@@ -313,8 +313,8 @@ def _end(row: Row[Any], alerts: Iterable[Row[Any]]) -> ResolvedReason:
     return "new attempt" if row.attempt_state == "replaced" else "run ended"
 
 
-def _has_loss(run: Row[Any]) -> bool:
-    """Whether a run gives losses. SQLite stores one that is NaN as NULL, and the scalars of the newest frame tell."""
+def _has_loss(run: Any) -> bool:
+    """Whether the run of a row gives losses. SQLite stores NaN as NULL, so the scalars of the newest frame count, too."""
     return run.loss is not None or "loss" in (run.latest or {}).get("scalars", ())
 
 
