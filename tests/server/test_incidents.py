@@ -124,6 +124,15 @@ class TestAnIncident:
         (verdict,) = replay(recording, Evaluator(rules)).incidents
         assert verdict.state == state
 
+    @pytest.mark.parametrize(("num_after", "state"), [(40, "ended"), (80, "recovered")])
+    def test_has_not_recovered_if_the_run_ends_before_a_stall_could_show(self, api, run_id, num_after, state):
+        send(api, run_id, [1, 20, 20, *[1] * num_after])
+        assert only(api, run_id)["state"] == "recovered"
+        change(api, run_id, "failed")
+        assert only(api, run_id)["state"] == state
+        change(api, run_id, "running")
+        assert only(api, run_id)["state"] == "recovered"
+
     @pytest.mark.both_engines
     def test_stays_recovered_if_a_later_loss_is_not_finite(self, start):
         api = start(rules=[*OWN, *(one for one in PACK if one.name == "loss-not-finite")])

@@ -19,6 +19,8 @@ SLACK_OF_LOSS = 5
 """The same for consequences that rules on the loss see, because these read the loss of every step."""
 FLAPS_WITHIN = 300
 """Steps after an incident within which the same rule, or a consequence of an alert that cleared, reopens it."""
+SHOWN_AFTER = 60
+"""Steps after which a loss that has not fallen again is pending as a stall."""
 STALL = "loss-stall"
 """Rule whose info alert, pending or firing, says that the loss has not fallen. It opens no incident, but keeps one open."""
 FINAL = "loss-not-finite", "non-finite-update", "non-finite-gradient", "non-finite-activations"
@@ -146,14 +148,18 @@ class Incident:
                 is_cleared = stall.is_cleared
         return until, is_cleared
 
-    def verdict(self, order: Order, step: int | None = None, *, has_loss: bool = True) -> Verdict:
+    def verdict(
+        self, order: Order, step: int | None = None, *, has_loss: bool = True, last_step: int | None = None
+    ) -> Verdict:
         """The verdict that people read.
 
         step: the newest one, if the attempt is still running. has_loss: if the run gives none, nothing shows a recovery.
+        last_step: the newest one, if the attempt is over: without enough steps since the end, nothing shows it either.
         """
         cause = self.cause(order, step)
         until, is_cleared = self._end()
-        is_open, shows_recovery = until is None, has_loss or self._is_of_process
+        is_shown = until is None or last_step is None or last_step >= until + SHOWN_AFTER
+        is_open, shows_recovery = until is None, (has_loss and is_shown) or self._is_of_process
         return Verdict(
             family=cause.family,
             severity=max((symptom.severity for symptom in self.symptoms), key=SEVERITIES.index),

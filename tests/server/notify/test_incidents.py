@@ -250,15 +250,16 @@ class TestAnIncident:
             "over, and the run gives no loss that could show a recovery; it was open from step 0 on." in told.texts[1]
         )
 
-    def test_that_has_recovered_is_told_at_once_when_the_run_ends(self, api, listening):
+    @pytest.mark.parametrize(("num_after", "says"), [(1, "over (run ended); "), (61, "recovered; ")])
+    def test_that_has_recovered_is_told_at_once_when_the_run_ends(self, api, listening, num_after, says):
         told, run_id = listening(api), api.register()
         send(api, run_id, HIGH)
         told.settle()
-        send(api, run_id, [1], from_step=2)
+        send(api, run_id, [1] * num_after, from_step=2)
         told.settle(3600)
         end(api, run_id)
         assert told.settle() == [("firing", "high-loss"), ("resolved", "high-loss")]
-        assert "recovered; " in told.texts[1]
+        assert says in told.texts[1]
 
     def test_that_has_recovered_is_told_though_the_process_was_killed(self, api, listening):
         told, run_id = listening(api), api.register()

@@ -318,6 +318,7 @@ class AlertChanges(Alerts):
     def end_of_attempt(self, run_id: str, attempt: int, reason: ResolvedReason) -> None:
         """Whatever is open ends with the attempt: what fires is over, what was pending never was."""
         mine = and_(_alert.run_id == run_id, _alert.attempt == attempt)
+        self.changed.add((run_id, attempt))  # an incident may be over that has not recovered
         self._end(mine, _over(_HIDDEN_FROM if reason == "new attempt" else _LAST_STEP, reason))
 
     def end_of_ended(self, run_id: str, attempt: int) -> None:

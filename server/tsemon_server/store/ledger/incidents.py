@@ -173,8 +173,10 @@ class IncidentChanges(Incidents):
         newest = select(last_step(tables.attempt)).where(_attempt.run_id == run_id, _attempt.attempt == attempt)
         step = self._connection.execute(newest).scalar_one_or_none()
         run = self._connection.execute(select(_run.loss, _run.latest).where(_run.run_id == run_id)).first()
+        has_loss = run is not None and _has_loss(run)
+        is_live = state_of(self._connection, run_id, attempt) == "running"
         for group in incidents_of(symptoms):
-            verdict = group.verdict(ORDER, step, has_loss=run is not None and _has_loss(run))
+            verdict = group.verdict(ORDER, step, has_loss=has_loss, last_step=None if is_live else step)
             self._keep(group, verdict, group.cause(ORDER, step), run_id, attempt, before)
 
     def _symptoms(self, run_id: str, attempt: int) -> list[Symptom]:
@@ -189,17 +191,12 @@ class IncidentChanges(Incidents):
         """Write an incident and which alerts it has, as far as they are new."""
         first, last = verdict.blocks or (None, None)
         known = None if group.key is None else before.get(group.key)
-        state = verdict.state
-        if state == "recovered" and (known is None or known.state != "recovered"):
-            # Nothing says that the loss fell if the attempt ended before.
-            state = "recovered" if state_of(self._connection, run_id, attempt) == "running" else "ended"
         values = {
             "cause_id": cause.key,
             "first_block": first,
             "last_block": last,
-            "state": state,
-            **{name: getattr(verdict, name) for name in ("rule", "family", "severity", "step")},
-            **{name: getattr(verdict, name) for name in ("left_step", "settles_step", "ended_step")},
+            **{name: getattr(verdict, name) for name in ("state", "rule", "family", "severity")},
+            **{name: getattr(verdict, name) for name in ("step", "left_step", "settles_step", "ended_step")},
         }
         key = group.key
         if known is None:
