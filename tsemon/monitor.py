@@ -476,7 +476,7 @@ class Monitor:
             refusals=self._suspicion.refusals,
             is_loss_watched=self._is_watched(has_loss or self._suspicion.num_losses > 0),
             num_losses=self._suspicion.num_losses + (0 if calm is None else len(calm.losses)),
-            num_steps=self._step - self._first_step,
+            num_steps=self._step - self._first_step if self._cadence.is_adaptive and self._ranks is None else 0,
             is_grad_norm_watched=self._is_watched(has_norm or self._suspicion.has_grad_norm),
             overhead_ratio=self._overhead_ratio(),
             sample_s=self._newest.own_cost_s,

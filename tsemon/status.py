@@ -67,7 +67,7 @@ class Status:
     num_losses: int
     """Number of losses in which zooms have looked for signs."""
     num_steps: int
-    """Number of steps since attach."""
+    """Number of steps that may have had one; 0 if zooms do not depend on these losses."""
     is_grad_norm_watched: bool
     """False if zooms lack the signs of the gradient norm: `torch.nn.utils.clip_grad_norm_` did not compute it for the
     whole model, and `step` was not given it as `grad_norm`."""

@@ -37,7 +37,7 @@ class Failure(Record):
     state: IncidentState
     """open: an alert still fires, or the loss has not fallen since. recovered: the conditions of all alerts are over, and
     the loss falls again. ended: with the attempt, because a person resolved an alert or disabled its rule, or because
-    all conditions are over in a run without a loss."""
+    all conditions are over in a run without a loss, or less than 60 steps before the end of its attempt."""
     ended_step: int | None
     """Step at which its last alert was over; null while it is open."""
 

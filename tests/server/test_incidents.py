@@ -133,6 +133,13 @@ class TestAnIncident:
         change(api, run_id, "running")
         assert only(api, run_id)["state"] == "recovered"
 
+    def test_has_recovered_if_a_stall_is_over(self, start):
+        api = start(rules=WITH_A_STALL)
+        run_id = api.register()
+        send(api, run_id, [1, 20, 20, *[4] * 70, 1, 1])
+        change(api, run_id, "finished")
+        assert only(api, run_id)["state"] == "recovered"
+
     @pytest.mark.both_engines
     def test_stays_recovered_if_a_later_loss_is_not_finite(self, start):
         api = start(rules=[*OWN, *(one for one in PACK if one.name == "loss-not-finite")])

@@ -110,6 +110,7 @@ def _by_sequence(inputs: Inputs) -> list[Tensor]:
     """The tensors that have an entry for each sequence: their first axis is that of the first tensor of several axes.
 
     A list after other tensors is a memory or a cache, which the model has made, so it differs though the sequences do not.
+    A list that comes first is read.
     """
     readable = list[Tensor]()
     for each in (*inputs.args, *inputs.kwargs.values()):

@@ -158,8 +158,9 @@ class Incident:
         """
         cause = self.cause(order, step)
         until, is_cleared = self._end()
-        is_shown = until is None or last_step is None or last_step >= until + SHOWN_AFTER
-        is_open, shows_recovery = until is None, (has_loss and is_shown) or self._is_of_process
+        ended_step, is_open = self.ended_step, until is None
+        is_shown = last_step is None or ended_step is None or last_step >= ended_step + SHOWN_AFTER
+        shows_recovery = (has_loss and is_shown) or self._is_of_process
         return Verdict(
             family=cause.family,
             severity=max((symptom.severity for symptom in self.symptoms), key=SEVERITIES.index),

@@ -132,7 +132,7 @@ def mechanism_of(
     size_SN = np.stack([np.where(allowed_N, sign.size_N, 0.0) for sign in signs])
     largest = size_SN.max()
     if largest < DECISIVE:
-        head = _head(first, newest) if rule.startswith("attention-") else None
+        head = None if blocks is None or not rule.startswith("attention-") else _head(first, newest)
         told = f" In block {first}, {of_head}." if (of_head := _of_head(head, first, newest)) else ""
         return Mechanism(head=head, text=_undecided(newest, healthy, math.exp(largest), first, num_blocks) + told)
     enough = max(DECISIVE, EARLY * largest)

@@ -667,6 +667,7 @@ class TestSaturation:
         views = [*saturated(lambda step: 0.97 if step >= 12_000 else 0.5, range(0, 20_000, gap), slow_every)]
         high = [view.step for view in views if view.layers and view.step >= 12_000]
         assert [(rule.name, step) for rule, step in fired(views)] == [("saturation-jump", high[1])]
+        assert blocks_told(views, "saturation-jump") == (0, 1)
 
     @GAPS
     def test_that_rises_over_thousands_of_steps_is_not_told(self, gap, slow_every):
@@ -715,6 +716,10 @@ class TestUpdates:
         """A scheduler that was meant for epochs."""
         views = slow(lambda step: max(1e-3 * 0.9**step, 1e-9), lambda step: 3 - 0.05 * (1 - 0.9**step))
         assert names(views) >= {"updates-too-small"}
+
+    def test_that_are_small_at_the_end_of_a_schedule_are_not_if_the_loss_was_below_zero(self):
+        views = slow(lambda step: max(1e-3 * (1 - step / 900), 1e-9), lambda step: -1 - step / 300, range(0, 1000, 10))
+        assert names(views) == set()
 
     def test_that_are_small_at_the_end_of_a_fine_tuning_are_not(self):
         rate = {step: 1e-3 * max(1 - step / 300, 1e-3) for step in range(1000)}

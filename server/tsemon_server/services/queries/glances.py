@@ -87,6 +87,8 @@ def _newest_layers(reader: Reader, run_ids: Sequence[str]) -> dict[str, list[Lay
     """The layers of each run at its newest step that has any."""
     at, found = reader.runs.newest_steps(run_ids), dict[str, list[Layers]]()
     for _ in range(1 + MOST_BARE):
+        if not at:
+            break
         found |= reader.frames.layers_at(at)
         bare = ((run_id, one) for run_id, one in at.items() if not any(found.get(run_id, ())))
         earlier = ((run_id, reader.frames.before(run_id, one)) for run_id, one in bare)
