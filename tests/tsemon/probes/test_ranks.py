@@ -13,7 +13,7 @@ from tsemon.errors import InvalidArgument
 from tsemon.probes.ranks import arrange
 
 OF_ITS_OWN_BATCH = {"centred_token_similarity", "global_diversity", "batch_similarity", "batch_rank"}
-OF_ITS_OWN_BATCH |= {"output_variation", "dead_units"}
+OF_ITS_OWN_BATCH |= {"output_variation", "dead_units", "distinct_inputs"}
 """Metrics that compare the samples of a batch with each other: a rank has only its own."""
 OF_ITS_OWN_BATCH |= {"saturation", "saturation_scale"}  # of a few sequences that each rank holds
 OF_ITS_OWN_STAGE = {"effective_rank", "value_top_eigenvalue"}
