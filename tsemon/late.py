@@ -27,6 +27,8 @@ class LateNumbers:
 
     def __init__(self) -> None:
         self._copies: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+        self.num_skipped = 0
+        """Number of numbers that were skipped because too many copies were in flight."""
 
     def put(self, value: object) -> list[float]:
         """Take the number of a step if there is one. Return the numbers that have arrived since the last call, in order.
@@ -48,6 +50,7 @@ class LateNumbers:
         if value.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             return arrived
         if len(self._copies) == MAX_ON_THE_WAY:
+            self.num_skipped += 1
             return arrived
         host = torch.empty(1, dtype=torch.float64, device="cpu", pin_memory=True)
         host.copy_(value.detach().reshape(1), non_blocking=True)

@@ -182,10 +182,11 @@ class Cadence:
 
     def burst(self, *, steps: int, every: int) -> None:
         """Sample every `every` steps or more often, slow tier included, for about `steps` steps from the next sample on."""
-        num_before = self._num_of_burst
         self._num_of_burst, self._burst_gap, self._is_follow_up = math.ceil(steps / min(every, self.gap)), every, False
+        # Without the samples of a burst that this one replaces.
+        self._num_of_zoom = min(self._num_of_zoom, ZOOM_SAMPLES)
         if self.is_zoomed_in and self._is_wanted and not self._is_sparse:
-            self._num_of_zoom += max(self._num_of_burst - num_before, 0)
+            self._num_of_zoom += self._num_of_burst
 
     def next_gap(self, spent: Spent, *, has_tiers: bool = True) -> int:
         """Return the number of steps to the next sample.

@@ -328,12 +328,17 @@ class Suspicion:
         self._settled: Collection[Alert] = ()
         """The alerts of a reply, once no alert in it counts as a sign. None will at a later step."""
         self.refusals: Refusals | None = None
-        self.num_losses = 0
-        """Number of losses that it has seen."""
+        self._num_losses = 0
+        """Number of losses that have arrived."""
         self.has_grad_norm = False
         """The same of the norm of the gradient."""
         self._begun_at: deque[float] = deque(maxlen=MAX_PER_HOUR)
         self._now_s = now_s
+
+    @property
+    def num_losses(self) -> int:
+        """Number of losses that it was given and that have arrived or were skipped."""
+        return self._num_losses + self._late_losses.num_skipped
 
     def sign(
         self, step: int, loss: object, grad_norm: object, alerts: Collection[Alert], *, is_zoomed_in: bool
@@ -363,7 +368,7 @@ class Suspicion:
             self._num_norms_not_finite = 0
             self._num_norms_finite = min(self._num_norms_finite + len(norms), NUM_NORMS_FINITE)
         if losses:
-            self.num_losses += len(losses)
+            self._num_losses += len(losses)
             self._usual += losses
             self._waiting = self._watch()
 
@@ -385,7 +390,7 @@ class Suspicion:
     def _of_numbers(self, loss: object, grad_norm: object) -> Sign | None:
         sign, self._waiting = self._waiting, None
         for number in self._late_losses.put(loss):
-            self.num_losses += 1
+            self._num_losses += 1
             self._usual.append(number)
             if not self.floor < number < self.limit or len(self._usual) >= CHECK_EVERY:
                 sign = _heavier(sign, self._watch())

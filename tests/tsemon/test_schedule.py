@@ -299,6 +299,18 @@ class TestZoomingIn:
         assert settle(near, 0.001, 0.1) <= ZOOM_GAP
         assert not near.zoom_in()
 
+    def test_is_not_longer_after_a_burst_that_another_one_replaced(self):
+        cadence = Cadence(budget=0.5)
+        settle(cadence, 0.001, 1e-4)
+        assert cadence.zoom_in()
+        cadence.burst(steps=11, every=1)
+        cadence.burst(steps=20, every=5)
+        num_zoomed = 0
+        while cadence.is_zoomed_in:
+            num_zoomed += 1
+            sample(cadence, 0.0, 1e-4)
+        assert num_zoomed <= 20 // 5 + ZOOM_SAMPLES
+
     def test_gives_way_to_a_burst(self):
         cadence = Cadence(budget=BUDGET)
         settle(cadence, 0.03, 0.1)

@@ -90,7 +90,8 @@ def _newest_layers(reader: Reader, run_ids: Sequence[str]) -> dict[str, list[Lay
         if not at:
             break
         found |= reader.frames.layers_at(at)
-        bare = ((run_id, one) for run_id, one in at.items() if not any(found.get(run_id, ())))
+        bare = [(run_id, one) for run_id, one in at.items() if not any(found.get(run_id, ()))]
+        bare = [(run_id, one) for run_id, one in bare if reader.frames.recorded(run_id).layers]
         earlier = ((run_id, reader.frames.before(run_id, one)) for run_id, one in bare)
         at = {run_id: one for run_id, one in earlier if one is not None}
     return found
