@@ -746,7 +746,7 @@ CATALOGUE: tuple[Metric, ...] = (
     _per_run(
         name="distinct_inputs",
         title="different sequences in the batch",
-        equation="number of different hashes among up to 256 sequences; 1 where all samples of the batch are the same",
+        equation="number of different hashes among up to 256 sequences; 1 where all are the same, undefined for one",
         flops="2 B T",
         traffic="40 B T",
         low=1.0,

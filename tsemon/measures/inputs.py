@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 import torch
@@ -35,9 +36,11 @@ def distinct_inputs(batch: Sequence[Tensor]) -> Tensor:
 
     |{hash of sequence 1, ..., hash of sequence B}|                                        (tsemon)
 
-    `batch` is a list of tensors as in `input_overlap`, and the first 256 sequences count. Returns a scalar, from 1 to 256.
+    `batch` is a list of tensors as in `input_overlap`, and the first 256 sequences count. Returns a scalar, from 1 to 256;
+    NaN for a single sequence.
     """
-    return torch.tensor(len(set(sequence_ids([tensor[:MAX_SEQUENCES] for tensor in batch]).tolist())))
+    ids = sequence_ids([tensor[:MAX_SEQUENCES] for tensor in batch]).tolist()
+    return torch.tensor(len(set(ids)) if len(ids) > 1 else math.nan)
 
 
 def overlap(ids: Sequence[int], before: Collection[int]) -> float:

@@ -263,6 +263,8 @@ class OfSample:
                 self._fault, self._why_not = error, str(error)
         if name not in self._values:
             fault, self._fault = self._fault, None  # one fault for all metrics
+            if name == "distinct_inputs" and "input_overlap" in self._values:
+                raise Undefined("the batch has a single sequence")
             raise fault or Undefined((not name.startswith("sequence_loss") and self._why_no_ids) or self._why_not)
         return torch.tensor(self._values[name], dtype=torch.float64)
 
@@ -272,10 +274,9 @@ class OfSample:
         found = {name: part.clone().view(dtype) for (name, (dtype, _)), part in named}
         hashes: list[int] = found["hashes"].tolist() if "hashes" in found else []
         if hashes:
-            self._values |= {
-                "input_overlap": self._register.overlap(hashes),
-                "distinct_inputs": len(set(hashes)),
-            }
+            self._values["input_overlap"] = self._register.overlap(hashes)
+        if len(hashes) > 1:
+            self._values["distinct_inputs"] = len(set(hashes))
         ids: list[int] = found["ids"].tolist() if "ids" in found else hashes
         wrong = next((known for known in ids if not 0 <= known <= MAX_ID), None)
         if wrong is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -228,8 +227,23 @@ class TestABatchOfOneSample:
             "resolved",
         ]
 
+    def test_is_over_though_similarities_are_not_measured(self):
+        evaluator = Evaluator([one for one in PACK if one.name == "batch-of-one-sample"])
+        state = evaluator.start()
+        views = [View(view.step, view.scalars) for view in different(*[32] * 10, *[1] * 5, *[32] * 5)]
+        assert [change.kind for view in views for change in evaluator.advance(state, view)][-2:] == [
+            "firing",
+            "resolved",
+        ]
+
+    def test_is_not_over_while_nothing_is_measured(self):
+        evaluator = Evaluator([one for one in PACK if one.name == "batch-of-one-sample"])
+        state = evaluator.start()
+        views = [*different(*[32] * 10, *[1] * 5), *(View(100 + step) for step in range(5))]
+        assert [change.kind for view in views for change in evaluator.advance(state, view)][-1] == "firing"
+
     def test_is_not_one_of_size_one(self):
-        assert names(different(*[1] * 20)) == set()
+        assert names(different(*[32] * 10, *[math.nan] * 20)) == set()
 
 
 def untrained(*counts):
@@ -368,7 +382,7 @@ class TestALossThatIsNotFinite:
         alert = self.alert(*({"nonfinite": np.array(share)} for share in shares))
         found = {name: number for name, number in alert.evidence["numbers"].items() if number is not None}
         assert found == {"nonfinite_steps": steps}
-        assert "The first block that is not finite is 1, " in alert.advice["text"]
+        assert "The first block that is not finite is block 1, " in alert.advice["text"]
 
     def test_says_where_it_begins_if_the_frame_is_of_the_step_before_it_spread(self):
         alert = self.alert({}, {}, {"nonfinite": np.array([0, 0, 0.5, 1])}, nonfinite_parameters=1.0)
@@ -712,21 +726,40 @@ class TestUpdates:
             "updates-too-small"
         }
 
-    def test_that_shrink_by_a_tenth_each_step_are_told(self):
+    @pytest.mark.parametrize("gap", [10, 130, 200, 270])
+    def test_that_shrink_by_a_tenth_each_step_are_told(self, gap):
         """A scheduler that was meant for epochs."""
-        views = slow(lambda step: max(1e-3 * 0.9**step, 1e-9), lambda step: 3 - 0.05 * (1 - 0.9**step))
-        assert names(views) >= {"updates-too-small"}
+        steps = [0, 10, 90, *range(90 + gap, 90 + 40 * gap, gap)]
+        views = slow(lambda step: max(1e-3 * 0.9**step, 1e-9), lambda step: 3 - 0.05 * (1 - 0.9**step), steps)
+        ((rule, step),) = fired(views)
+        assert rule.name == "updates-too-small"
+        assert step <= max(100 + 3 * gap, 210)  # 90 steps before the rate was seen to be tiny, and as many since
 
-    def test_that_are_small_at_the_end_of_a_schedule_are_not_if_the_loss_was_below_zero(self):
-        views = slow(lambda step: max(1e-3 * (1 - step / 900), 1e-9), lambda step: -1 - step / 300, range(0, 1000, 10))
-        assert names(views) == set()
+    def test_that_are_too_small_are_told_if_no_rate_is_known(self):
+        views = [*slow(lambda step: 1e-6, lambda step: 3 - 1e-5 * step)]
+        for view in views:
+            del view.scalars["learning_rate"]
+        assert names(views) == {"updates-too-small"}
 
-    def test_that_are_small_at_the_end_of_a_fine_tuning_are_not(self):
-        rate = {step: 1e-3 * max(1 - step / 300, 1e-3) for step in range(1000)}
-        views = slow(lambda step: rate[step], lambda step: 3 - 5e-4 * step, range(0, 600, 5))
-        assert (
-            names([replace(view, scalars=view.scalars | {"learning_rate": rate[view.step]}) for view in views]) == set()
-        )
+    def test_that_are_too_small_are_over_when_the_rate_is_repaired(self):
+        evaluator = Evaluator([one for one in PACK if one.name == "updates-too-small"])
+        state = evaluator.start()
+        views = slow(lambda step: 4e-4 if step >= 600 or step < 50 else 1e-7, lambda step: 3.0, range(0, 900, 10))
+        assert [change.kind for view in views for change in evaluator.advance(state, view)] == [
+            "pending",
+            "firing",
+            "resolved",
+        ]
+
+    def test_that_are_small_are_not_told_if_the_loss_was_below_zero(self):
+        assert names(slow(lambda step: 1e-6, lambda step: -1 + step / 300)) == set()
+
+    @pytest.mark.parametrize("num_steps", [100, 150, 200, 250, 290, 300, 1000])
+    def test_that_are_small_at_the_end_of_a_fine_tuning_are_not(self, num_steps):
+        def rate(step):
+            return 1e-3 * max(1 - step / num_steps, 1e-3)
+
+        assert names(slow(rate, lambda step: 3 - 0.1 * min(step / num_steps, 1), range(0, num_steps + 50, 5))) == set()
 
     def test_that_are_small_at_the_end_of_a_schedule_are_not(self):
         assert names(slow(lambda step: 1e-6 if step > 200 else 1e-3, lambda step: 1 + 2 / (1 + step / 10))) == set()

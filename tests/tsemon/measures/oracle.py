@@ -179,7 +179,7 @@ def input_overlap(batch, before):
 
 def distinct_inputs(batch):
     """Of sequences, each a tuple of its elements."""
-    return sum(sequence not in batch[:i] for i, sequence in enumerate(batch))
+    return sum(sequence not in batch[:i] for i, sequence in enumerate(batch)) if len(batch) > 1 else NAN
 
 
 # Attention.

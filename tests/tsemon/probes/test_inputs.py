@@ -12,6 +12,7 @@ from tests.frames import frames_in
 from tests.tsemon.probes.probing import probe_of
 from tsemon import models
 from tsemon.measures.inputs import MAX_SEQUENCES
+from tsemon.probes.reading import Undefined
 
 VOCABULARY = 90
 
@@ -55,8 +56,10 @@ class TestInputOverlap:
     def test_counts_different_sequences_of_a_batch(self):
         model, _ = zoo.gpt2()
         batch = random((4, 12), 1)
-        batches = [batch, batch[:1].expand(4, 12), batch[[0, 1, 1, 2]], batch[:1]]
-        assert overlaps(model.train(), batches, name="distinct_inputs") == [4, 1, 3, 1]
+        batches = [batch, batch[:1].expand(4, 12), batch[[0, 1, 1, 2]]]
+        assert overlaps(model.train(), batches, name="distinct_inputs") == [4, 1, 3]
+        with pytest.raises(Undefined, match="the batch has a single sequence"):
+            overlaps(model, [batch[:1]], name="distinct_inputs")
 
     def test_does_not_look_at_the_memory_of_the_batches_before(self):
         config = models.TransformerXLConfig(
