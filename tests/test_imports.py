@@ -51,7 +51,7 @@ PICTURE = {
     "tsemon.tools.scanning": "torch rich safetensors transformers tsemon.registration tsemon.sample tsemon.terminal "
     "tsemon.transport tsemon.measures tsemon.probes tsemon.lab.train",
     "tsemon.integrations": "torch tsemon tsemon.probes transformers lightning accelerate",
-    "tsemon.lab.demo": "torch rich tsemon tsemon.terminal tsemon.lab.train tsemon_answers tsemon_client",
+    "tsemon.lab.demo": "torch rich tsemon tsemon.terminal tsemon.lab.train tsemon_client",
     "tsemon.tools.cli": "typer tsemon tsemon.terminal tsemon_client tsemon.lab.demo tsemon.tools.importing "
     "tsemon.lab.reproduce tsemon.tools.scanning tsemon.lab.train tsemon.transport tsemon_server.main "
     "tsemon_server.settings tsemon_server.access tsemon_server.admin tsemon_server.notify tsemon_server.services.replay "

@@ -752,12 +752,7 @@ def _log(changed: Alert | Incident) -> None:
     """One warning for each verdict: an alert that belongs to an incident is a detail."""
     if isinstance(changed, Incident):
         if changed.is_active:
-            first, last = changed.blocks or (0, 0)
-            where = (
-                ""
-                if changed.blocks is None
-                else f"block{'s' * (first < last)} {first}{f' to {last}' * (first < last)} "
-            )
+            where = "" if changed.where is None else f"{changed.where} "
             text = f"{where}since step {changed.left_step}: {changed.summary} What to try: {changed.advice.get('text', '-')}"
             log.warning("tsemon: step %s, %s, %s", changed.step, changed.severity, text)
         else:

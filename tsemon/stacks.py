@@ -108,6 +108,17 @@ class Stacks:
         found = self.entry(number, num_entries) if len(self.each) > 1 else None
         return str(number) if found is None else f"{self.each[found.stack].name} {found.place}"
 
+    def in_words(self, first: int, last: int) -> str:
+        """Return the names of blocks: "block 7", "blocks 7 to 23", or, with several stacks, "block 0 of the decoder"."""
+        ends = [self.entry(block, self.num_blocks) for block in (first, last)]
+        if len(self.each) < 2 or None in ends:
+            return f"block {first}" if first == last else f"blocks {first} to {last}"
+        (stack, start, _), (last_stack, end, _) = (one for one in ends if one is not None)
+        names = [f"the {self.each[number].name}" for number in (stack, last_stack)]
+        if stack != last_stack:
+            return f"block {start} of {names[0]} to block {end} of {names[1]}"
+        return (f"block {start}" if start == end else f"blocks {start} to {end}") + f" of {names[0]}"
+
     def __str__(self) -> str:
         first, *others = self.each
         return ", ".join([f"{first.name} ({first.blocks} blocks)", *(f"{name} ({n})" for name, n in others)])

@@ -229,6 +229,10 @@ class Alert:
         return cls(**{name: obj[name] for name in cls.__slots__ if name != "incident_id" or name in obj})
 
 
+_NEW = "where", "stack", "head"
+"""Fields of an incident that older servers do not send."""
+
+
 @dataclass(frozen=True, slots=True)
 class Incident:
     """One failure of a run, as the server sends it: alerts that belong together, and the likeliest cause."""
@@ -253,6 +257,12 @@ class Incident:
     """Advice (`text`), and its source (`source`)."""
     is_settled: bool
     """False while another cause may turn out to be the likeliest."""
+    where: str | None = None
+    """The blocks in words, such as "blocks 0 to 3 of the decoder"; None if `blocks` is."""
+    stack: str | None = None
+    """Name of their stack; None if the model has a single stack or the rule is about all stacks."""
+    head: int | None = None
+    """Attention head that stands out in the first of these blocks, from 0, if the rule is about attention heads."""
 
     @property
     def is_active(self) -> bool:
@@ -266,4 +276,4 @@ class Incident:
     @classmethod
     def from_json(cls, obj: Mapping[str, Any]) -> Incident:
         """Read one incident, without keys that this version does not know."""
-        return cls(**{name: obj[name] for name in cls.__slots__})
+        return cls(**{name: obj[name] for name in cls.__slots__ if name in obj or name not in _NEW})

@@ -15,7 +15,7 @@ from tsemon_answers import display
 from tsemon_answers.record import OfProject, Page, Query, Record
 
 Severity = Literal["info", "warning", "critical"]
-ResolvedReason = Literal["clear", "new attempt", "run ended", "rule disabled", "by hand", "no loss"]
+ResolvedReason = Literal["clear", "new attempt", "run ended", "rule disabled", "by hand", "no loss", "too soon"]
 CLEARED: frozenset[ResolvedReason] = frozenset(("clear", "no loss"))
 """Reasons that leave an incident which may open again: all conditions are over, and the run is not."""
 NoticeKind = Literal["firing", "resolved"]

@@ -106,14 +106,6 @@ def name_of(text: str) -> str:
     return f"<bdi>{escape(text)}</bdi>"
 
 
-def blocks(between: tuple[int, int] | None) -> str | None:
-    """Such as "block 7" or "blocks 7 to 23"."""
-    if between is None:
-        return None
-    first, last = between
-    return f"block {first}" if first == last else f"blocks {first} to {last}"
-
-
 def moment(when: datetime) -> str:
     return f"{when:%Y-%m-%d %H:%M:%S} UTC"
 

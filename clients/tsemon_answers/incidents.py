@@ -34,6 +34,13 @@ class Failure(Record):
     """Until this step, another cause may turn out to be the likeliest."""
     blocks: tuple[int, int] | None
     """First and last block in which the cause's rule was met, from 0; null if it has none or they are not known."""
+    where: str | None
+    """These blocks in words, such as "blocks 0 to 3 of the decoder"; null if `blocks` is."""
+    stack: str | None
+    """Name of their stack; null if the model has a single stack or the rule is about all stacks."""
+    head: int | None
+    """Attention head that stands out in the first of these blocks, from 0; null unless the rule is about attention heads and
+    a single head does."""
     state: IncidentState
     """open: an alert still fires, or the loss has not fallen since. recovered: the conditions of all alerts are over, and
     the loss falls again. ended: with the attempt, because a person resolved an alert or disabled its rule, or because
@@ -129,7 +136,7 @@ class Incident(Verdict):
             ("run", f"{self.project}/{self.run}"),
             ("state", self.state),
             ("severity", self.severity),
-            ("where", display.blocks(self.blocks)),
+            ("where", self.where),
             ("since step", self.left_step),
             ("reported at step", self.step),
             ("over at step", self.ended_step),

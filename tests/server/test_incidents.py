@@ -31,7 +31,20 @@ WITHOUT_A_LOSS = """
 rules:
   - {name: high, when: scalar("mine") > 10 for 1 sample, clear: scalar("mine") < 5 for 1 sample, severity: warning}
 """
-VERDICT = ("family", "severity", "rule", "step", "left_step", "settles_step", "blocks", "state", "ended_step", "alerts")
+VERDICT = (
+    "family",
+    "severity",
+    "rule",
+    "step",
+    "left_step",
+    "settles_step",
+    "blocks",
+    "where",
+    "stack",
+    "head",
+    "state",
+)
+VERDICT += ("ended_step", "alerts")
 
 
 @pytest.fixture
@@ -291,6 +304,9 @@ class TestTheReplyToTheTraining:
             "left_step": 1,
             "settles_step": 62,
             "blocks": None,
+            "where": None,
+            "stack": None,
+            "head": None,
             "state": "open",
             "ended_step": None,
             "is_settled": False,

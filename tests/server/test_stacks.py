@@ -122,6 +122,12 @@ class TestAlerts:
         assert alert["summary"].startswith("The loss is high (decoder): ")
         assert alert["evidence"]["stack"] == "decoder"
         assert alert["evidence"]["layers"]["token_diversity"]["last"]["label"] == "decoder 4"
+        (incident,) = api.get("/incidents")["incidents"]
+        assert (incident["stack"], incident["blocks"], incident["where"]) == (
+            "decoder",
+            [6, 7],
+            "blocks 2 to 3 of the decoder",
+        )
 
     def test_of_one_stack_after_the_other_are_two(self, start):
         api = start(rules=(FALL,))

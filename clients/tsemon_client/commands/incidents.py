@@ -166,7 +166,7 @@ def _is_asked(state: str | None, is_unseen: bool, one: Incident) -> bool:
 def line_of(one: Incident) -> str:
     """The incident as a line of a log."""
     cells = _cells(one)
-    where = f"  {cells['where']}" if one.blocks else ""
+    where = f"  {one.where}" if one.where else ""
     return printable(
         f"{cells['changed']}  {cells['state'][0]:<18} {one.severity:<8} {cells['run']}  "
         f"{f'attempt {one.attempt}  ' if one.attempt > 1 else ''}step {cells['step']}{where}  {one.rule}: {one.summary}"
@@ -198,7 +198,7 @@ def print_incidents(incidents: Sequence[Incident], has_attempts: bool = False) -
             "  ",
             (printable(cells["run"]), "bold"),
             f"  attempt {one.attempt}" if has_attempts else "",
-            f"  {cells['where']}" if one.blocks else "",
+            f"  {one.where}" if one.where else "",
             f"  since step {cells['since']}",
             (f"  {moment(one.updated_at)}", "dim"),
         )
@@ -209,8 +209,6 @@ def print_incidents(incidents: Sequence[Incident], has_attempts: bool = False) -
 
 
 def _cells(one: Incident) -> dict[str, Any]:
-    from tsemon_answers.display import blocks
-
     return {
         "id": one.incident_id,
         "state": state_of(one),
@@ -219,7 +217,7 @@ def _cells(one: Incident) -> dict[str, Any]:
         "rule": one.rule,
         "run": f"{one.project}/{one.run}",
         "attempt": str(one.attempt),
-        "where": blocks(one.blocks) or "-",
+        "where": one.where or "-",
         "since": count(one.left_step),
         "step": count(one.step),
         "changed": moment(one.updated_at),
@@ -269,8 +267,8 @@ def _facts(one: IncidentDetail) -> Iterator[tuple[str, Cell]]:
     yield "family", one.family
     yield "verdict", "settled" if one.is_settled else f"may still change until step {count(one.settles_step)}"
     yield "run", f"{one.project}/{one.run}, attempt {one.attempt}"
-    if one.blocks:
-        yield "where", cells["where"]
+    if one.where:
+        yield "where", one.where + ("" if one.head is None else f", head {one.head}")
     yield "sub-step", one.within.text
     for number, sequence in enumerate(one.sequences):
         if number == 0 or sequence.stands_out:

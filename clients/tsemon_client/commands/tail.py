@@ -292,14 +292,13 @@ def _header(run: RunDetail, trouble: str) -> Iterator[Text]:
 
 def _below_the_band(run: RunDetail, heat: Heatmap) -> str:
     """The block that is farthest below the range of healthy runs at the newest step; empty if no block is below."""
-    from tsemon_answers.display import blocks
     from tsemon_answers.healthy import farthest_below
 
     layer = farthest_below(heat.metric, heat.values[-1]) if heat.values and len(run.stacks) < 2 else None
     if layer is None:
         return ""
     block = layer - (heat.layers - run.num_blocks)  # the first state is the input of the first block
-    return f"  below the healthy band, {'the input' if block < 0 else blocks((block, block))}"
+    return f"  below the healthy band, {'the input' if block < 0 else f'block {block}'}"
 
 
 BESIDE = ("learning_rate", "total_grad_norm", "total_param_norm", "update_alignment", "overhead_ratio")
@@ -379,9 +378,7 @@ def _incident_lines(watched: Watched, room: int) -> Iterator[Text]:
 
 def _shown_incident(one: Incident) -> Shown:
     """The cause and its place; then as much as there is room for."""
-    from tsemon_answers.display import blocks
-
-    place = f"{blocks(one.blocks)}, " if one.blocks else ""
+    place = f"{one.where}, " if one.where else ""
     also = f"; also fired: {', '.join(one.alerts[1:])}" if len(one.alerts) > 1 else ""
     text = f"{one.rule}  {place}since step {count(one.left_step)}  {_first_clause(one.summary)}{also}"
     return Shown(one.state != "open", False, False, one.severity, state_of_incident(one), text)

@@ -41,6 +41,12 @@ class Symptom:
     firing_step: int | None
     """None if it is pending, or never fired."""
     blocks: tuple[int, int] | None
+    where: str | None = None
+    """The blocks in words."""
+    stack: str | None = None
+    """Name of their stack, if the model has several."""
+    head: int | None = None
+    """Attention head that stands out, if the rule is on attention heads."""
     resolved_step: int | None = None
     is_cleared: bool = False
     """Whether its condition is over, and not only the attempt."""
@@ -71,7 +77,8 @@ class Symptom:
         if rule == STALL and severity == "info":
             left_step = seen["step"] - int(seen["numbers"].get("stalled_steps") or 0)
         between = None if blocks is None else (blocks[0], blocks[1])
-        return cls(rule, family, severity, left_step, pending_step, firing_step, between)
+        place = seen.get("where"), seen.get("stack"), seen.get("head")
+        return cls(rule, family, severity, left_step, pending_step, firing_step, between, *place)
 
     def has_fired(self, step: int) -> bool:
         return self.firing_step is not None and self.firing_step <= step
@@ -159,7 +166,8 @@ class Incident:
         cause = self.cause(order, step)
         until, is_cleared = self._end()
         ended_step, is_open = self.ended_step, until is None
-        is_shown = last_step is None or ended_step is None or last_step >= ended_step + SHOWN_AFTER
+        has_stalled = until is not None and ended_step is not None and until > ended_step
+        is_shown = last_step is None or ended_step is None or has_stalled or last_step >= ended_step + SHOWN_AFTER
         shows_recovery = (has_loss and is_shown) or self._is_of_process
         return Verdict(
             family=cause.family,
@@ -169,6 +177,9 @@ class Incident:
             left_step=cause.left_step,
             settles_step=self.settles_step,
             blocks=cause.blocks,
+            where=cause.where,
+            stack=cause.stack,
+            head=cause.head,
             state="open" if is_open else "recovered" if is_cleared and shows_recovery else "ended",
             ended_step=until,
             alerts=list(dict.fromkeys((cause.rule, *(symptom.rule for symptom in self.symptoms)))),

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tsemon.stacks import Stacks
+from tsemon_server.rules.heads import head_of
 
 SubStep = Literal["norm", "residual", "attention", "feed-forward"]
 Array = NDArray[np.float64]
@@ -40,10 +41,8 @@ HALF = 0.5
 """A feed-forward part whose output is this large, relative to its input, is usual."""
 ONE_HOT = 0.1
 """A head with an attention entropy below this attends to about a single token."""
-FACTOR = 2.0
-"""A head is named if its logit or its entropy is off by this factor from the median of its block's heads."""
-FLAT = 0.05
-"""Weights explain what attention does if the distance of their growth from 1 is FACTOR times the usual one, and this."""
+FACTOR, FLAT = 2.0, 0.05
+"""Weights explain what attention does if the distance of their growth from 1 is FACTOR times the usual one, and FLAT."""
 LEVEL = 0.02
 """An escalation rate this near to 1 neither smooths nor sharpens."""
 SHARED = 0.5
@@ -132,7 +131,7 @@ def mechanism_of(
     size_SN = np.stack([np.where(allowed_N, sign.size_N, 0.0) for sign in signs])
     largest = size_SN.max()
     if largest < DECISIVE:
-        head = None if blocks is None or not rule.startswith("attention-") else _head(first, newest)
+        head = None if blocks is None or not rule.startswith("attention-") else head_of(newest.heads, first)
         told = f" In block {first}, {of_head}." if (of_head := _of_head(head, first, newest)) else ""
         return Mechanism(head=head, text=_undecided(newest, healthy, math.exp(largest), first, num_blocks) + told)
     enough = max(DECISIVE, EARLY * largest)
@@ -356,7 +355,7 @@ def _told(sign: _Sign, block: int, newest: Arrays, healthy: Arrays | None) -> Me
         value = sign.of(np.abs(_padded(newest, sign.metric, num_blocks)))[block]
         usual = sign.of(_usual(sign.metric, newest, healthy, num_blocks))[block]
     factor = value / usual
-    head = _head(block, newest) if sign.sub_step == "attention" else None
+    head = head_of(newest.heads, block) if sign.sub_step == "attention" else None
     compared = "the other blocks" if healthy is None or not _is_before(sign, block, healthy) else _named(healthy, sign)
     numbers = {"value": _number(value), "factor": _number(factor), "usual": _number(usual)}
     says = sign.says.format(**numbers, compared=compared) + ("" if "{compared}" in sign.says else f" of {compared}")
@@ -498,22 +497,6 @@ class _Smoothing:
 def _log_odds(share: float) -> float:
     share = float(np.clip(share, 1e-9, 1 - 1e-9))
     return math.log(share / (1 - share))
-
-
-def _head(block: int, newest: Arrays) -> int | None:
-    """The head whose logits or entropy are far from the other heads of its block."""
-    for name, sign in (("max_attention_logit", 1), ("attention_entropy", -1)):
-        values_NH = newest.heads.get(name)
-        if values_NH is None or block >= len(values_NH) or len(values_NH[block]) < 2:
-            continue
-        values_H = np.abs(np.asarray(values_NH[block], dtype=np.float64))
-        if not np.isfinite(values_H).all():
-            continue
-        head = int(np.argmax(sign * values_H))
-        others = float(np.median(np.delete(values_H, head)))
-        if (values_H[head] > FACTOR * others) if sign > 0 else (FACTOR * values_H[head] < others):
-            return head
-    return None
 
 
 def _of_head(head: int | None, block: int, newest: Arrays) -> str:

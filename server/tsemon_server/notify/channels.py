@@ -96,7 +96,7 @@ def _about(message: Message, notice: Notice) -> dict[str, Any]:
         "run": alert.run,
         "run_id": alert.run_id,
         "step": notice.step,
-        **{name: getattr(alert, name, None) for name in ("blocks", "left_step", "settles_step", "also_fired")},
+        **{name: getattr(alert, name, None) for name in ("blocks", "where", "left_step", "settles_step", "also_fired")},
         "summary": alert.summary,
         "evidence": evidence_of(alert),
         "advice": alert.advice,

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import urlencode
 
-from tsemon_answers import display
 from tsemon_answers.alerts import CLEARED, Alert, NoticeKind
 from tsemon_server.notify.configuration import SEVERITIES
 from tsemon_server.store.ledger.incidents import NoticedIncident
@@ -77,8 +76,8 @@ class Notice:
 
     @property
     def is_unrecovered(self) -> bool:
-        """True if it lasted until the end of its attempt."""
-        return self.kind == "resolved" and self.alert.resolved_reason in _LASTS
+        """True if it lasted until the end of its attempt, or nearly."""
+        return self.kind == "resolved" and self.alert.resolved_reason in (*_LASTS, "too soon")
 
     @property
     def step(self) -> int | None:
@@ -109,7 +108,7 @@ class Notice:
         alert = self.alert
         if not isinstance(alert, NoticedIncident):
             return []
-        blocks = "" if alert.blocks is None else f"in {display.blocks(alert.blocks)}, "
+        blocks = "" if alert.where is None else f"in {alert.where}, "
         where = f"{blocks}since step {alert.left_step}."
         found = [where[0].upper() + where[1:]]
         if self.kind == "firing" and alert.settles_step is not None:
@@ -140,8 +139,7 @@ class Notice:
     def _over(self) -> str:
         since, reason = self.alert.firing_step, self.alert.resolved_reason
         why = "" if reason in (None, "clear") else f" ({reason})"
-        if reason == "no loss":
-            why = ", and the run gives no loss that could show a recovery"
+        why = _UNKNOWN.get(reason or "", why)
         if isinstance(self.alert, NoticedIncident):
             return f"{'over' if why else 'recovered'}{why}; it was open from step {since} on."
         return f"over{why}" + ("" if since is None else f"; it fired from step {since} on")
@@ -252,6 +250,11 @@ class Message:
 
 _LASTS = {"run ended": "the run ended", "new attempt": "a new attempt began"}
 """Ends of alerts that fire until their attempt ends."""
+_UNKNOWN = {
+    "no loss": ", and the run gives no loss that could show a recovery",
+    "too soon": ", and the run ended too soon to show a recovery",
+}
+"""Ends of incidents that may have recovered or not."""
 _ENDS = {
     **_LASTS,
     "rule disabled": "its rule was disabled",
@@ -292,7 +295,7 @@ def _sentence(subject: str, notices: Sequence[Notice]) -> str:
     if ends == {"the run ended"} and len({notice.alert.run_id for notice in notices}) > 1:
         ends = {"the runs ended"}
     if notices[0].was_told:
-        if all(notice.is_unrecovered for notice in notices) and len(ends) == 1:
+        if all(notice.alert.resolved_reason in _LASTS for notice in notices) and len(ends) == 1:
             return f"{subject}had not recovered in {_where(notices, has_step=False)} when {ends.pop()}"
         return f"{subject}{over} in {where}"
     return f"{subject}fired in {where}, and {ends.pop() if len(ends) == 1 else over}"

@@ -150,7 +150,7 @@ class Evaluator:
         is_of_stack = any(measure.kind != "scalar" for measure in compiled.when.measures)
         blocks = compiled.where.blocks([(look.values, look.view) for look in ([shown] if is_of_stack else looks)])
         seen = evidence.evidence(compiled, change, view, values, window, also, blocks)
-        named = seen["numbers"] | evidence.where(seen)
+        named = seen["numbers"] | evidence.where(view, blocks, change.left_step)
         return Event(
             rule=rule,
             kind=change.kind,

@@ -11,8 +11,9 @@ import numpy as np
 from tsemon_server.rules.columns import Array
 from tsemon_server.rules.conditions import BOUNDS, Comparison
 from tsemon_server.rules.engine import Change
+from tsemon_server.rules.heads import SIGNS, head_of
 from tsemon_server.rules.plan import Row
-from tsemon_server.rules.program import View
+from tsemon_server.rules.program import Measure, Term, View
 from tsemon_server.rules.recent import SHOWN_SAMPLES
 from tsemon_server.rules.rule import Compiled
 
@@ -34,9 +35,11 @@ def evidence(
         "step": view.step,
         "left_step": change.left_step,
         "blocks": blocks,
+        "where": None if blocks is None else view.in_words(*blocks),
+        "head": None if blocks is None else _head(compiled, blocks[0], view),
         **({} if view.stack_name is None else {"stack": view.stack_name}),
         "conditions": [_held(comparison, values, view, _names(compiled)) for comparison in compiled.comparisons],
-        "layers": {m.name: _profile(m.of(view), view) for m in layered},
+        "layers": {m.name: _profile(m, view) for m in layered},
         "numbers": numbers(compiled, values),
         "held": {"since_step": change.since_step, "samples": change.samples, "steps": view.step - change.since_step},
         "window": rows,
@@ -45,19 +48,17 @@ def evidence(
     }
 
 
-def where(seen: Mapping[str, Any]) -> dict[str, str | None]:
+def where(view: View, blocks: tuple[int, int] | None, left_step: int) -> dict[str, str | None]:
     """The block, the blocks and the step that titles and advice may name, in words."""
-    blocks = seen["blocks"]
-    return {
-        "block": None if blocks is None else str(blocks[0]),
-        "blocks": None if blocks is None else blocks_in_words(*blocks),
-        "step": str(seen["left_step"]),
-    }
+    words = None if blocks is None else view.in_words(*blocks)
+    first = None if blocks is None else view.in_words(blocks[0], blocks[0]).removeprefix("block ")
+    return {"block": first, "blocks": words, "step": str(left_step)}
 
 
-def blocks_in_words(first: int, last: int) -> str:
-    """Such as "block 7" or "blocks 7 to 23"."""
-    return f"block {first}" if first == last else f"blocks {first} to {last}"
+def _head(compiled: Compiled, block: int, view: View) -> int | None:
+    """The attention head that stands out in this block, if the rule is on attention heads."""
+    is_of_heads = any(measure.name in SIGNS for measure in compiled.measures)
+    return head_of(view.heads, block - view.first_block) if is_of_heads else None
 
 
 def numbers(compiled: Compiled, values: Row) -> dict[str, float | None]:
@@ -73,7 +74,8 @@ def summary(compiled: Compiled, title: str, values: Row, view: View) -> str:
     holding = [comparison for comparison in compiled.comparisons if values[comparison.holds.index] is True]
     once = {comparison.value.says: comparison for comparison in reversed(holding)}  # of bounds on one value the first
     names = _names(compiled)
-    seen = [_sentence(_held(comparison, values, view, names)) for comparison in [*reversed(once.values())][:3]]
+    shown = [*reversed(once.values())][:3]
+    seen = [_sentence(_held(comparison, values, view, names), view) for comparison in shown]
     title += "" if view.stack_name is None else f" ({view.stack_name})"
     return f"{title}: {'; '.join(seen)}." if seen else f"{title}."
 
@@ -96,7 +98,7 @@ def _held(comparison: Comparison, values: Row, view: View, names: Mapping[int, s
         bounds[name] = values[bound.index]
     if isinstance(seen, np.ndarray):
         layer = _farthest(seen, bounds)
-        shown |= {"layer": None} if layer is None else view.place(layer, len(seen))
+        shown |= {"layer": None} if layer is None else _place(comparison.value, layer, len(seen), view)
         seen = math.nan if layer is None else seen[layer]
         bounds = {name: _in_layer(at, layer) for name, at in bounds.items()}
     shown["seen"] = number(seen)
@@ -105,6 +107,11 @@ def _held(comparison: Comparison, values: Row, view: View, names: Mapping[int, s
         if bound.measures:
             shown["against"] = bound.says
     return shown | {"holds": values[comparison.holds.index]}
+
+
+def _place(value: Term, layer: int, num_layers: int, view: View) -> dict[str, Any]:
+    assert value.layers is not None
+    return view.place(value.layers.of(view, num_layers)[layer], is_of_states=value.layers.measure.is_of_states)
 
 
 def _in_layer(bound: Any, layer: int | None) -> Any:
@@ -122,25 +129,31 @@ def _farthest(values: Array, bounds: Mapping[str, Any]) -> int | None:
     return int(np.nanargmin(values) if is_low else np.nanargmax(values))
 
 
-def _sentence(held: Mapping[str, Any]) -> str:
-    layer = held.get("layer")
-    where = "" if layer is None else f" ({held.get('label', f'layer {layer}')})"
+def _sentence(held: Mapping[str, Any], view: View) -> str:
+    where = ""
+    if held.get("layer") is not None:
+        block = held["block"]
+        where = " (input of the first block)" if block is None else f" ({view.in_words(block, block)})"
     seen = "not finite" if held["seen"] is None else f"{held['seen']:.3g}"
     against = f", {held['against']}" if "against" in held else ""
     bounds = [f"{name.replace('_', ' ')} {held[name]:.3g}{against}" for name in BOUNDS if held.get(name) is not None]
     return f"{held.get('name', held['value'])}{where} is {seen}" + (f" ({', '.join(bounds)})" if bounds else "")
 
 
-def _profile(values: Any, view: View) -> dict[str, dict[str, Any]]:
+def _profile(measure: Measure, view: View) -> dict[str, dict[str, Any]]:
     """Where it is first, in the middle, last, lowest and highest. Of activations layer 0 is the first block's input."""
+    values = measure.of(view)
     if values is None or not np.size(values):
         return {}
     per_layer = np.asarray(values) if np.ndim(values) == 1 else np.mean(values, axis=1)
     where = {"first": 0, "middle": len(per_layer) // 2, "last": len(per_layer) - 1}
     if np.isfinite(per_layer).any():
         where |= {"lowest": int(np.nanargmin(per_layer)), "highest": int(np.nanargmax(per_layer))}
-    num = len(per_layer)
-    return {name: view.place(layer, num) | {"value": number(per_layer[layer])} for name, layer in where.items()}
+    is_of_states = measure.is_of_states
+    return {
+        name: view.place(layer, is_of_states=is_of_states) | {"value": number(per_layer[layer])}
+        for name, layer in where.items()
+    }
 
 
 def _window(window: Mapping[str, Sequence[float]]) -> list[dict[str, float | None]]:

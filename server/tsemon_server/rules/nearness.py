@@ -22,7 +22,7 @@ from tsemon_server.rules.parts import Part
 from tsemon_server.rules.plan import Batch, Plan, Row
 from tsemon_server.rules.program import Program, Term, View
 from tsemon_server.rules.rule import Rule
-from tsemon_server.rules.where import by_layer, is_of_states
+from tsemon_server.rules.where import by_layer
 
 FARTHEST = 99.0
 """Largest distance in decades. A value of 0 is this far from any threshold above it, which tells nothing."""
@@ -60,7 +60,11 @@ class _Compared:
 
     def values_B(self, row: Row) -> NDArray[np.float64]:
         values: NDArray[np.float64] = row[self.value.index]
-        return values[is_of_states(self.value) :]
+        return values[self.is_of_states :]
+
+    @property
+    def is_of_states(self) -> bool:
+        return self.value.layers is not None and self.value.layers.measure.is_of_states
 
 
 def _decades(x: Any, is_share: bool) -> Any:
@@ -103,11 +107,10 @@ class Nearness:
                 continue
             block = int(np.nanargmin(found.decades_B))
             compared = found.compared_B[block]
-            entry, num_blocks = block + is_of_states(compared.value), len(found.decades_B)
             yield Near(
                 rule=name,
                 metric=compared.value.says,
-                place=view.place(entry, num_blocks + is_of_states(compared.value)),
+                place=view.place(block + compared.is_of_states, is_of_states=compared.is_of_states),
                 value=float(compared.values_B(row)[block]),
                 threshold=compared.threshold,
                 decades=float(found.decades_B[block]),

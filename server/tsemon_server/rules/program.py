@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tsemon.catalogue import LAYERED
 from tsemon.stacks import Stacks
 from tsemon_server.rules.costs import Priced, Work, elementwise, remembering
 from tsemon_server.rules.memory import Memory
@@ -58,14 +59,29 @@ class View:
             for stack, blocks in enumerate(of_blocks)
         ]
 
-    def place(self, layer: int, num_layers: int) -> dict[str, Any]:
-        """How evidence names a layer of an array that has `num_layers` in this view."""
+    def place(self, layer: int, *, is_of_states: bool) -> dict[str, Any]:
+        """How evidence names a layer of an array of blocks, or of hidden states, in this view.
+
+        Its `block` is the number in the model, from 0, or null for the input of a stack.
+        """
+        if self.stacks is None:
+            return {"layer": layer, "block": layer - is_of_states if layer >= is_of_states else None}
+        num_entries = self.stacks.num_states if is_of_states else self.stacks.num_blocks
+        entry = self.stacks.spans(num_entries)[self.stack].start + layer if self.stack is not None else layer
+        found = self.stacks.entry(entry, num_entries)
+        label = {} if self.stack is None else {"label": self.stacks.label(entry, num_entries)}
+        return {"layer": entry, "block": None if found is None else found.block, **label}
+
+    @property
+    def first_block(self) -> int:
+        """The number of its first block in the model."""
         if self.stacks is None or self.stack is None:
-            return {"layer": layer}
-        has_input = num_layers > self.stacks.each[self.stack].blocks
-        num_entries = self.stacks.num_states if has_input else self.stacks.num_blocks
-        entry = self.stacks.spans(num_entries)[self.stack].start + layer
-        return {"layer": entry, "label": self.stacks.label(entry, num_entries)}
+            return 0
+        return self.stacks.spans(self.stacks.num_blocks)[self.stack].start
+
+    def in_words(self, first: int, last: int) -> str:
+        """The names of blocks, given as numbers in the model."""
+        return (self.stacks or Stacks.of(0)).in_words(first, last)
 
     @property
     def stack_name(self) -> str | None:
@@ -86,6 +102,26 @@ class Measure(NamedTuple):
             return view.scalars.get(self.name)
         return (view.layers if self.kind == "layers" else view.heads).get(self.name)
 
+    @property
+    def is_of_states(self) -> bool:
+        """True if its layers are hidden states: the input of the first block, then the output of each block."""
+        return self.kind == "layers" and self.name in LAYERED and LAYERED[self.name].axis == "activation"
+
+
+class Layers(NamedTuple):
+    """The layers of a term: all layers of a metric, or a part of them."""
+
+    measure: Measure
+    cuts: tuple[slice, ...] = ()
+
+    def of(self, view: View, num: int) -> range:
+        """The layer in the metric of each of the term's `num` layers, as the numbers in this view."""
+        found = self.measure.of(view)
+        layers = range(num if found is None else len(found))
+        for cut in self.cuts:
+            layers = layers[cut]
+        return layers if len(layers) == num else range(num)  # remembered values may be of another depth
+
 
 @dataclass(frozen=True, slots=True)
 class Term:
@@ -100,6 +136,8 @@ class Term:
     """Its description for people."""
     measures: frozenset[Measure] = frozenset()
     """The parts of a frame from which it is computed."""
+    layers: Layers | None = None
+    """Its layers, if it has axes. A term that joins several has the layers of the first."""
     number: float | None = None
     """Its value, if it is a constant."""
 
@@ -166,7 +204,8 @@ class Program:
     def read(self, measure: Measure) -> Term:
         """A node that gives a measure of the frame: NaN, or no array, where it is not there."""
         axes, name = ("scalar", "layers", "heads").index(measure.kind), measure.name
-        term = Term(0, f"{measure.kind}:{name}", axes, name, frozenset([measure]))
+        layers = Layers(measure) if axes else None
+        term = Term(0, f"{measure.kind}:{name}", axes, name, frozenset([measure]), layers)
         work = elementwise(axes, 2)
         if axes:
             return self._add(term, Node(measure=measure, work=work))
@@ -185,18 +224,26 @@ class Program:
         says: str,
         work: Work,
         needs: Needs = "all",
+        cut: slice = slice(None),
     ) -> Term:
-        """A node that is a function of others; `reads` are those whose columns it needs, if not all."""
+        """A node that is a function of others; `reads` are those whose columns it needs, if not all.
+
+        cut: the part of the layers that it keeps.
+        """
         measures = frozenset[Measure]().union(*(term.measures for term in of))
         needed = tuple(term.index for term in (of if reads is None else reads))
-        return self._add(Term(0, key, axes, says, measures), Node(compute, reads=needed, work=work, needs=needs))
+        layers = next((term.layers for term in of if term.layers is not None), None) if axes else None
+        if layers is not None and cut != slice(None):
+            layers = layers._replace(cuts=(*layers.cuts, cut))
+        made = Term(0, key, axes, says, measures, layers)
+        return self._add(made, Node(compute, reads=needed, work=work, needs=needs))
 
     def remember(self, term: Term, key: str, memory: Memory, *, says: str) -> Term:
         """A node that is what `memory` makes of another; elementwise, where that has layers."""
         num_nodes, remember = len(self.nodes), (of_arrays if term.axes else of_numbers)(memory, len(self.memories))
         work = remembering(term.axes, memory.us, memory.num_kept)
         node = Node(remember=remember, reads=(term.index,), work=work)
-        made = self._add(Term(0, f"{term.key} | {key}", term.axes, says, term.measures), node)
+        made = self._add(Term(0, f"{term.key} | {key}", term.axes, says, term.measures, term.layers), node)
         if len(self.nodes) > num_nodes:
             self.memories[made.index] = memory
         return made

@@ -216,7 +216,8 @@ def sliced(term: Term, part: Part, program: Program) -> Term:
         return [sheet for sheet in cut if sheet.values.size]
 
     key = f"{term.key} | slice {span.start} {span.stop}"
-    return program.add(key, compute, of=[term], axes=term.axes, says=term.says, work=elementwise(term.axes, 1))
+    work = elementwise(term.axes, 1)
+    return program.add(key, compute, of=[term], axes=term.axes, says=term.says, work=work, cut=span)
 
 
 def _skip_frozen(term: Term, part: Part, program: Program) -> Term:

@@ -27,8 +27,6 @@ class _Compared(NamedTuple):
     holds: Term | None
     """None: it always counts."""
     mask: Term
-    start: int = 0
-    """The layer of its first entry, if it compares a slice."""
 
 
 class Where:
@@ -71,7 +69,7 @@ class Where:
         found = set[int]()
         for one in self._compared:
             if one.holds is None or values[one.holds.index] is True:
-                own = _blocks(one, values, view)
+                own = _blocks(one.mask, values, view)
                 found = found & own or found or own
         return found
 
@@ -80,50 +78,33 @@ def _derived(when: Mapping[str, Any], program: Program) -> Iterator[_Compared]:
     for compared in _comparisons(when):
         each = by_layer(compared)
         if each is not None and _is_of_one_frame(condition, compared) and _is_of_one_frame(mask, each):
-            yield _Compared(condition(Part(compared), program), mask(Part(each), program), _start(each["value"]))
+            yield _Compared(condition(Part(compared), program), mask(Part(each), program))
 
 
-def _start(value: list[Any]) -> int:
-    starts = (stage["slice"][0] or 0 for stage in value if isinstance(stage, dict) and "slice" in stage)
-    return sum(max(start, 0) for start in starts)
-
-
-def _blocks(compared: _Compared, values: Row, view: View) -> set[int]:
+def _blocks(mask: Term, values: Row, view: View) -> set[int]:
     """The blocks in which the mask holds, or in which a metric that it reads is infinite."""
-    mask = compared.mask
     holds = values[mask.index] == 1
     for measure in mask.measures:
         of_layers = view.layers.get(measure.name)
         if of_layers is not None and len(of_layers) == len(holds):
             holds = holds | np.isinf(of_layers)
-    return _numbers(np.flatnonzero(holds) + compared.start, mask, view)
+    return _numbers(np.flatnonzero(holds), len(holds), mask, view)
 
 
 def _stack(mask: Term, values: Row, view: View) -> set[int]:
     """All blocks of the stack, also if the mask's metric was not measured."""
     if num_entries := len(values[mask.index]):
-        return _numbers(np.arange(num_entries), mask, view)
+        return _numbers(np.arange(num_entries), num_entries, mask, view)
     known = (len(of) - (LAYERED[name].axis == "activation") for name, of in view.layers.items() if name in LAYERED)
-    start = _start_of_stack(view)
+    start = view.first_block
     return {*range(start, start + next(known, 0))}
 
 
-def _numbers(entries: NDArray[np.intp], mask: Term, view: View) -> set[int]:
+def _numbers(entries: NDArray[np.intp], num_entries: int, mask: Term, view: View) -> set[int]:
     """An entry of an array of activations is the output of the block before it; the first is the input of a stack."""
-    inputs, start = is_of_states(mask), _start_of_stack(view)
-    return {start + int(entry) - inputs for entry in entries if entry >= inputs}
-
-
-def _start_of_stack(view: View) -> int:
-    """The number of its first block in the model."""
-    if view.stacks is None or view.stack is None:
-        return 0
-    return view.stacks.spans(view.stacks.num_blocks)[view.stack].start
-
-
-def is_of_states(term: Term) -> bool:
-    """True if its entries are hidden states: the input of the first block, then the output of each block."""
-    return {LAYERED[m.name].axis for m in term.measures if m.name in LAYERED} == {"activation"}
+    assert mask.layers is not None
+    layers, inputs, start = mask.layers.of(view, num_entries), mask.layers.measure.is_of_states, view.first_block
+    return {start + layers[entry] - inputs for entry in entries if layers[entry] >= inputs}
 
 
 def _comparisons(tree: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -429,6 +429,15 @@ class item_at(FunctionElement[Any]):
 _spelled(item_at, sqlite="json_extract({0}, '$[' || {1} || ']')", postgresql="(({0})::json ->> {1})")
 
 
+class value_of(FunctionElement[Any]):
+    """The value of a key, the second argument, of an object that is kept as JSON; null if it lacks the key."""
+
+    inherit_cache = True
+
+
+_spelled(value_of, sqlite="json_extract({0}, '$.' || {1})", postgresql="(({0})::json ->> {1})")
+
+
 def table_of(name: str, **columns: type[TypeEngine[Any]]) -> CTE:
     """Rows that come as one parameter of this name, a JSON list of lists.
 

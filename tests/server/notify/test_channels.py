@@ -37,7 +37,8 @@ def many(make_alert):
 @pytest.fixture
 def make_incident(make_alert):
     def make(**fields):
-        known = {"incident_id": "4", "blocks": (3, 5), "left_step": 100, "settles_step": None, "also_fired": []}
+        known = {"incident_id": "4", "blocks": (3, 5), "where": "blocks 3 to 5", "left_step": 100}
+        known |= {"settles_step": None, "also_fired": []}
         known["labels"] = {"rule": "attention-entropy-collapse", "family": "entropy", "severity": "critical"}
         return NoticedIncident.model_validate(make_alert().model_dump() | known | fields)
 
@@ -248,7 +249,7 @@ class TestAWebhook:
     def test_gets_what_other_tools_send_and_the_evidence(self, make_alert):
         request = as_webhook(about(make_alert()), receiver(Webhook))
         alert = {
-            "incident_id": None, "blocks": None, "left_step": None, "settles_step": None, "also_fired": None,
+            "incident_id": None, "blocks": None, "where": None, "left_step": None, "settles_step": None, "also_fired": None,
             "alert_id": "7", "state": "firing", "rule": "attention-entropy-collapse", "family": "entropy",
             "severity": "critical", "project": "pretrain", "run": "gpt", "run_id": "aa11", "step": 120,
             "summary": "a head sees one token", "evidence": {"layers": [3, 4]},

@@ -109,7 +109,7 @@ class TestWhatAnAlertShows:
     def test_is_a_sentence(self, fired):
         assert fired.summary == (
             "The loss is high: token_diversity of the last layer is 1e-05 (below 0.01); "
-            "grad_norm (layer 1) is 2 (below 20, loss)."
+            "grad_norm (block 1) is 2 (below 20, loss)."
         )
 
     def test_has_a_title_with_its_block_and_step(self):
@@ -117,7 +117,7 @@ class TestWhatAnAlertShows:
         named = rule({"all": [high]}, title="{block} is bad since step {step}")
         frames = [View(step, {}, {"grad_norm": np.array([1.0, 20.0 if step > 1 else 1.0])}) for step in range(8)]
         (fired,) = (event for event in events([named], frames) if event.kind == "firing")
-        assert fired.summary == "1 is bad since step 2: grad_norm (layer 1) is 20 (above 10)."
+        assert fired.summary == "1 is bad since step 2: grad_norm (block 1) is 20 (above 10)."
 
     def test_has_the_name_of_a_formula_that_is_evidence_too(self):
         rise = [{"scalar": "loss"}, {"over": [{"scalar": "grad_norm"}]}]
@@ -130,12 +130,20 @@ class TestWhatAnAlertShows:
     def test_is_each_value_with_what_it_was_held_against(self, fired):
         first, second = fired.evidence["conditions"]
         assert first == {"value": "token_diversity of the last layer", "seen": 1e-5, "below": 0.01, "holds": True}
-        assert second == {"value": "grad_norm", "layer": 1, "seen": 2, "below": 20, "against": "loss", "holds": True}
+        assert second == {
+            "value": "grad_norm",
+            "layer": 1,
+            "block": 1,
+            "seen": 2,
+            "below": 20,
+            "against": "loss",
+            "holds": True,
+        }
 
     def test_is_where_in_the_model_it_is(self, fired):
         layers = fired.evidence["layers"]["token_diversity"]
-        assert layers["first"] == {"layer": 0, "value": 0.5}
-        assert layers["lowest"] == layers["last"] == {"layer": 2, "value": 1e-5}
+        assert layers["first"] == {"layer": 0, "block": None, "value": 0.5}
+        assert layers["lowest"] == layers["last"] == {"layer": 2, "block": 1, "value": 1e-5}
 
     def test_is_how_it_came_there(self, fired):
         steps = [(row["step"], row["token_diversity of the last layer"]) for row in fired.evidence["window"]]

@@ -65,13 +65,13 @@ class TestTheNearestBlock:
 
     def test_is_not_one_that_is_frozen_on_purpose(self):
         when = "any(skip_frozen(grad_norm) < 1e-3)"
-        assert nearest(when, frozen=[0], grad_norm=[0.0, 1.0]).place == {"layer": 1}
+        assert nearest(when, frozen=[0], grad_norm=[0.0, 1.0]).place == {"layer": 1, "block": 1}
 
     def test_is_called_by_its_stack(self):
         stacks = Stacks((Stack("encoder", 1), Stack("decoder", 2)))
         diversity = [1.0, 0.9, 1.0, 0.5, 0.2]
         near = nearest("last(token_diversity) < 1e-3", stacks, token_diversity=diversity)
-        assert near.place == {"layer": 4, "label": "decoder 2"}
+        assert near.place == {"layer": 4, "block": 2, "label": "decoder 2"}
 
     @pytest.mark.parametrize(
         "when",

@@ -90,8 +90,13 @@ class TestLayers:
         (fired,) = events([at_once(ANY)], [self.grads(1, 1, 1, 1, 1, 99, 1, 1)])
         (condition,) = fired.evidence["conditions"]
         assert (condition["layer"], condition["label"], condition["seen"]) == (5, "decoder 1", 99)
-        assert fired.summary == "The loss is high (decoder): grad_norm (decoder 1) is 99 (above 10)."
-        assert fired.evidence["layers"]["grad_norm"]["first"] == {"layer": 4, "label": "decoder 0", "value": 1}
+        assert fired.summary == "The loss is high (decoder): grad_norm (block 1 of the decoder) is 99 (above 10)."
+        assert fired.evidence["layers"]["grad_norm"]["first"] == {
+            "layer": 4,
+            "block": 4,
+            "label": "decoder 0",
+            "value": 1,
+        }
 
     def test_of_activations_begin_with_the_input_of_their_stack(self):
         high = at_once({"value": [{"layers": "token_diversity"}], "in": "any", "above": 0.5})

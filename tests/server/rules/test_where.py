@@ -21,6 +21,20 @@ def blocks(when, *views, **fields):
     return seen(rule(when, **{"for": AT_ONCE, "clear_for": AT_ONCE}, **fields), views)["blocks"]
 
 
+class TestTheHead:
+    def of(self, logit):
+        view = View(
+            0, {}, layers_view(0, max_attention_logit=[1, 90, 95]).layers, {"max_attention_logit": np.array(logit)}
+        )
+        return seen(rule("any(max_attention_logit > 80)", **{"for": AT_ONCE, "clear_for": AT_ONCE}), [view])["head"]
+
+    def test_is_the_one_that_stands_out_in_the_first_block(self):
+        assert self.of([[1, 1, 1], [3, 90, 4], [95, 5, 5]]) == 1
+
+    def test_is_none_if_all_are_alike(self):
+        assert self.of([[1, 1, 1], [80, 90, 80], [95, 5, 5]]) is None
+
+
 class TestBlocks:
     def test_are_those_whose_values_are_beyond_the_threshold(self):
         assert blocks("any(grad_norm > 10)", layers_view(0, grad_norm=[1, 20, 3, 30, 1])) == (1, 3)
@@ -35,6 +49,30 @@ class TestBlocks:
     def test_of_a_slice_have_their_numbers_in_the_model(self):
         view = layers_view(0, grad_norm=[30, 1, 1, 20])
         assert blocks("max(slice(grad_norm, 2, 4)) > 10", view) == (3, 3)
+
+    @pytest.mark.parametrize(
+        ("when", "found"),
+        [
+            ("any(slice(grad_norm, -2) > 10)", "grad_norm (block 3) is 30"),
+            ("any(slice(grad_norm, 2) > 10)", "grad_norm (block 3) is 30"),
+            ("any(slice(slice(grad_norm, 1), 1, 3) > 10)", "grad_norm (block 3) is 30"),
+            ("any(log10(slice(grad_norm, -3, 4)) > 1)", "log10 grad_norm (block 3) is 1.48"),
+            ("any(slice(grad_norm, 1) / slice(param_norm, 1) > 5)", "grad_norm / param_norm (block 3) is 30"),
+            ("any(slice(hidden_rms, -1) > 10)", "hidden_rms (block 3) is 30"),
+            ("any(slice(hidden_rms, 1) / grad_norm > 0.9)", "hidden_rms / grad_norm (block 0) is 1"),
+        ],
+    )
+    def test_of_any_slice_have_their_numbers_in_the_model(self, when, found):
+        view = layers_view(0, grad_norm=[1, 1, 1, 30], param_norm=[1, 1, 1, 1], hidden_rms=[9, 1, 1, 1, 30])
+        (fired,) = (
+            event
+            for event in events([rule(when, **{"for": AT_ONCE, "clear_for": AT_ONCE})], [view])
+            if event.kind == "firing"
+        )
+        block = int(found.split("(block ")[1][0])
+        assert found in fired.summary
+        assert fired.evidence["blocks"][0] == block
+        assert fired.evidence["conditions"][0]["block"] == block
 
     def test_are_not_known_from_the_input_alone(self):
         assert blocks("any(hidden_rms > 10)", layers_view(0, hidden_rms=[20, 1, 1])) is None

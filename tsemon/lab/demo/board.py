@@ -14,7 +14,6 @@ from rich.text import Text
 import tsemon
 from tsemon.errors import ServerUnreachable, TsemonError
 from tsemon.terminal import number
-from tsemon_answers.display import blocks
 from tsemon_client import Client, Incident
 
 PLAIN_ROWS = 10
@@ -148,6 +147,6 @@ def first_clause(summary: str) -> str:
 
 def in_brief(incident: Incident) -> str:
     """The cause, where and since when."""
-    where = f" in {blocks(incident.blocks)}" if incident.blocks else ""
+    where = f" in {incident.where}" if incident.where else ""
     over = f", recovered at {incident.ended_step}" if incident.state == "recovered" else ""
     return f"{incident.rule}{where} since step {incident.left_step}{over}"

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tsemon.terminal import Cell, Column, count, print_facts, print_json, print_line, print_table, say, terminal
-from tsemon_answers.display import blocks
 from tsemon_answers.incidents import Verdict
 from tsemon_answers.rules import NotJudged
 from tsemon_server.rules.checking import Lack
@@ -94,7 +93,7 @@ def _cells(result: Replayed, one: Verdict) -> dict[str, Cell]:
         "severity": (one.severity, STYLES[one.severity]),
         "family": one.family,
         "rule": one.rule,
-        "where": blocks(one.blocks) or "-",
+        "where": one.where or "-",
         "since": count(one.left_step),
         "fired": count(one.step),
         "title": _title(one.rule, result.alerts),

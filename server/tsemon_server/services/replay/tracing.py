@@ -20,7 +20,7 @@ from tsemon_server.rules.conditions import Comparison
 from tsemon_server.rules.evaluator import Evaluator, Event
 from tsemon_server.rules.evidence import number
 from tsemon_server.rules.plan import Row
-from tsemon_server.rules.program import Measure, View
+from tsemon_server.rules.program import Measure, Term, View
 from tsemon_server.rules.reading import Look
 from tsemon_server.rules.rule import Rule
 from tsemon_server.services.replay.recording import Attempt, Recording
@@ -197,7 +197,7 @@ def _point(comparison: Comparison, view: View, slots: Row) -> _Point:
         if bounds:
             margin = math.nan if place is None else float(margin[place])
         bounds = {name: _at(bound, place) for name, bound in bounds.items()}
-        layer = None if place is None else _label(view, place, len(seen))
+        layer = None if place is None else _label(view, place, len(seen), comparison.value)
         seen = _at(seen, place)
     bounds = {name: float(bound) for name, bound in bounds.items()}
     return _Point(view.step, float(seen), layer, bounds, holds, margin)
@@ -235,6 +235,7 @@ def _at(values: Any, place: int | None) -> float:
     return math.nan if place is None else float(values[place])
 
 
-def _label(view: View, place: int, num_layers: int) -> str:
-    at = view.place(place, num_layers)
+def _label(view: View, place: int, num_layers: int, value: Term) -> str:
+    assert value.layers is not None
+    at = view.place(value.layers.of(view, num_layers)[place], is_of_states=value.layers.measure.is_of_states)
     return str(at.get("label", at["layer"]))

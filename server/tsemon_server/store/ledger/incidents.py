@@ -6,9 +6,25 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, String, cast, exists, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Row,
+    Select,
+    String,
+    cast,
+    exists,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 
 from tsemon.errors import UnknownIncident
+from tsemon.stacks import Stacks
 from tsemon_answers.alerts import Alert, ResolvedReason
 from tsemon_answers.incidents import (
     Consequence,
@@ -21,6 +37,7 @@ from tsemon_answers.incidents import (
 )
 from tsemon_server.incidents import ORDER, STALL, Symptom, incidents_of
 from tsemon_server.incidents import Incident as Group
+from tsemon_server.store.engine import value_of
 from tsemon_server.store.ledger import silences, tables
 from tsemon_server.store.ledger.alerts import alert_of, last_step, select_alerts
 from tsemon_server.store.ledger.attempts import state_of
@@ -39,6 +56,8 @@ class NoticedIncident(Alert):
     """
 
     blocks: tuple[int, int] | None
+    where: str | None
+    """The blocks in words."""
     left_step: int
     settles_step: int | None
     """Until this step, another cause may turn out to be the likeliest; None if that is over."""
@@ -174,7 +193,8 @@ class IncidentChanges(Incidents):
         step = self._connection.execute(newest).scalar_one_or_none()
         run = self._connection.execute(select(_run.loss, _run.latest).where(_run.run_id == run_id)).first()
         has_loss = run is not None and _has_loss(run)
-        is_live = state_of(self._connection, run_id, attempt) == "running"
+        # The message about a recovery is sent when a process is silent, and nothing takes it back after a restart.
+        is_live = state_of(self._connection, run_id, attempt) in ("running", "replaced")
         for group in incidents_of(symptoms):
             verdict = group.verdict(ORDER, step, has_loss=has_loss, last_step=None if is_live else step)
             self._keep(group, verdict, group.cause(ORDER, step), run_id, attempt, before)
@@ -232,13 +252,18 @@ def _symptom(row: Row[Any]) -> Symptom:
 
 
 def _select() -> Select[Any]:
-    cause = select(_alert.summary, _alert.advice, _alert.alert_id, _alert.firing_step).subquery().c
+    place = (
+        cast(value_of(_alert.evidence, literal_column(f"'{name}'")), of).label(name)
+        for name, of in (("where", String), ("stack", String), ("head", Integer))
+    )
+    cause = select(_alert.summary, _alert.advice, _alert.alert_id, _alert.firing_step, *place).subquery().c
     columns = [column for column in _incident if column not in (_incident.incident_id, _incident.cause_id)]
     shown = (
         _incident.incident_id.label("number"),
         cast(_incident.incident_id, String).label("incident_id"),
         cast(_incident.cause_id, String).label("cause_id"),
         *(_run.project, _run.run, _run.loss, _run.latest, cause.summary, cause.advice),
+        *(cause.where, cause.stack, cause.head),
         # A pending cause is replaced when it is withdrawn, or when another alert changes after that step.
         or_(
             (last_step(tables.incident) >= _incident.settles_step) & cause.firing_step.is_not(None), _is_silent()
@@ -255,14 +280,16 @@ def _is_silent() -> ColumnElement[bool]:
 
 
 def _fields_of(row: Row[Any], model: type[Failure]) -> dict[str, Any]:
+    blocks = None if row.first_block is None else (row.first_block, row.last_block)
     return {name: value for name, value in row._mapping.items() if name in model.model_fields} | {
-        "blocks": None if row.first_block is None else (row.first_block, row.last_block),
+        "blocks": blocks,
+        "where": row.where or (None if blocks is None else Stacks.of(0).in_words(*blocks)),  # None in older evidence
         "is_settled": bool(row.is_settled) or row.state != "open",
     }
 
 
 def _told(row: Row[Any], cause: Alert, alerts: Sequence[Row[Any]]) -> NoticedIncident:
-    rules = dict.fromkeys(one.rule for one in alerts)
+    rules, fields = dict.fromkeys(one.rule for one in alerts), _fields_of(row, Failure)
     own = {name: getattr(row, name) for name in ("rule", "family", "severity", "left_step", "incident_id")}
     seen: dict[str, Any] = {
         "alert_id": str(alerts[0].alert_id),
@@ -274,7 +301,7 @@ def _told(row: Row[Any], cause: Alert, alerts: Sequence[Row[Any]]) -> NoticedInc
         "silenced": _is_muted(alerts),
         "opened_at": utc(row.opened_at),
         "updated_at": utc(row.updated_at),
-        "blocks": None if row.first_block is None else (row.first_block, row.last_block),
+        **{name: fields[name] for name in ("blocks", "where")},
         "settles_step": None if row.is_settled or row.state != "open" else row.settles_step,
         "also_fired": [rule for rule in rules if rule != row.rule],
         "labels": {name: own[name] for name in ("rule", "family", "severity")},
@@ -307,7 +334,7 @@ def _end(row: Row[Any], alerts: Iterable[Row[Any]]) -> ResolvedReason:
         return reasons[0]
     if not _has_loss(row):
         return "no loss"
-    return "new attempt" if row.attempt_state == "replaced" else "run ended"
+    return "too soon"
 
 
 def _has_loss(run: Any) -> bool:

@@ -366,7 +366,7 @@ def is_muted(alert: Alert) -> bool:
 
 def _is_held(alert: Alert, plan: Plan) -> bool:
     """True if the incident ended before its attempt. The message waits until it cannot open again."""
-    is_last = alert.resolved_reason in ("run ended", "new attempt")
+    is_last = alert.resolved_reason in ("run ended", "new attempt", "too soon")
     return bool(alert.incident_id and plan.recovery_wait_s) and not is_last
 
 

@@ -2,7 +2,6 @@
 
 import { h, keyed } from "../base/dom.js";
 import { count, worded } from "../base/format.js";
-import { layerLabel } from "../base/stacks.js";
 import { titleOf } from "./alert_cards.js";
 
 const SEVERITY = { critical: 0, warning: 1, info: 2 };
@@ -17,15 +16,8 @@ const TITLE = /^(.+?): .* is /;
 /** What is wrong. `cause` is the alert of the cause, or null if it is not known; its evidence tells where the title ends. */
 export const incidentTitle = ({ summary }, cause = null) => (cause ? titleOf({ ...cause, summary }) : (summary.match(TITLE)?.[1] ?? summary).replace(/\.$/, ""));
 
-/** Such as "block 7" or "blocks 7 to 23"; with several stacks "blocks encoder 7 to decoder 2". Null if it has no blocks. */
-export function blocksOf({ blocks }, run) {
-  if (blocks === null) return null;
-  const [first, last] = blocks.map((block) => (run.stacks?.length > 1 ? layerLabel(block, run, run.num_blocks) : count(block)));
-  return first === last ? `block ${first}` : `blocks ${first} to ${last}`;
-}
-
 /** Such as "blocks 5 to 23, since step 40". */
-export const placeOf = (incident, run) => [blocksOf(incident, run), `since step ${count(incident.left_step)}`].filter(Boolean).join(", ");
+export const placeOf = ({ where, head, left_step }) => [where, head === null ? null : `head ${count(head)}`, `since step ${count(left_step)}`].filter(Boolean).join(", ");
 
 /** The worst first; among equals they stay in their order, the newest first. */
 export const worstFirst = (incidents) => [...incidents].sort((a, b) => SEVERITY[a.severity] - SEVERITY[b.severity]);
@@ -45,8 +37,8 @@ export class Incidents {
   }
 
   /** `current` and `earlier` are incidents, `alerts` the known alerts by id, `details` their {within, sequences} by the ids of incidents, `isMapped(incident)` says whether the heat map can show it. */
-  show({ current, earlier, alerts, details, run, isMapped }) {
-    const itemOf = (incident) => ({ incident, ...this.#wordsOf(incident, alerts, run), details: details.get(incident.incident_id) ?? null, isMapped: isMapped(incident) });
+  show({ current, earlier, alerts, details, isMapped }) {
+    const itemOf = (incident) => ({ incident, ...this.#wordsOf(incident, alerts), details: details.get(incident.incident_id) ?? null, isMapped: isMapped(incident) });
     const make = (item) => this.#cardOf(item);
     const keyOf = ({ incident }) => incident.incident_id;
     keyed(this.current, current.map(itemOf), keyOf, make);
@@ -56,14 +48,14 @@ export class Incidents {
     this.earlierTitle.textContent = `Earlier incidents (${earlier.length})`;
   }
 
-  #wordsOf(incident, alerts, run) {
+  #wordsOf(incident, alerts) {
     const cause = alerts.get(incident.cause_id);
     const titleIn = ({ alert_id, rule }) => (alerts.has(alert_id) ? titleOf(alerts.get(alert_id)) : rule);
     const title = incidentTitle(incident, cause ?? null);
     return {
       title,
       seen: incident.summary.startsWith(`${title}: `) ? incident.summary.slice(title.length + 2) : null,
-      place: placeOf(incident, run),
+      place: placeOf(incident),
       also: incident.consequences.map((one) => ({ ...one, title: titleIn(one) })),
     };
   }

@@ -96,7 +96,7 @@ function incidentOf(run, [incident, ...others]) {
   const num = isOpen ? run.open_alerts : run.alerts_at_end;
   const alerts = `${count(num)} ${num === 1 ? "alert" : "alerts"} ${isOpen ? (num === 1 ? "is open" : "are open") : "fired at the end"}.`;
   const more = others.length ? ` and ${count(others.length)} more` : "";
-  return h("a", { class: `wrong ${incident.severity}`, href: `#/run/${encodeURIComponent(run.run_id)}`, title: `${worded(incident.summary)} ${alerts}` }, h("span", { class: "what" }, incidentTitle(incident)), h("small", {}, placeOf(incident, run), more));
+  return h("a", { class: `wrong ${incident.severity}`, href: `#/run/${encodeURIComponent(run.run_id)}`, title: `${worded(incident.summary)} ${alerts}` }, h("span", { class: "what" }, incidentTitle(incident)), h("small", {}, placeOf(incident), more));
 }
 
 /** Of a run without an incident: alerts that are pending or only inform. */

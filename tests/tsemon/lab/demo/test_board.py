@@ -24,9 +24,9 @@ def test_an_incident_in_the_terminal_is_one_line_of_its_rule_and_what_is_wrong(s
 class TestTheTable:
     def test_names_the_incidents_and_fits_80_columns(self):
         output = io.StringIO()
-        known = {"blocks": None, "left_step": 20, "state": "open", "ended_step": None}
+        known = {"blocks": None, "where": None, "left_step": 20, "state": "open", "ended_step": None}
         incidents = [
-            Incident.model_construct(rule="escalation", **known | {"blocks": (5, 47)}),
+            Incident.model_construct(rule="escalation", **known | {"blocks": (5, 47), "where": "blocks 5 to 47"}),
             Incident.model_construct(rule="loss-spike", **known | {"state": "recovered", "ended_step": 60}),
         ]
         rows = [
