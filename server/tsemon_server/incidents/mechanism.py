@@ -76,6 +76,10 @@ class Arrays:
     is_origin: bool = False
     """Whether this frame tells the origin of NaN, seen before an optimizer step could spread it to all parameters."""
 
+    def name_of(self, block: int) -> str:
+        """Such as "block 7" or "block 1 of the decoder"."""
+        return (self.stacks or Stacks.of(0)).in_words(block, block)
+
     def step_of(self, metric: str | None) -> int | None:
         """The step at which the metric was measured; for None, the step of the newest frame."""
         return self.step if metric is None else self.steps.get(metric, self.step)
@@ -132,7 +136,7 @@ def mechanism_of(
     largest = size_SN.max()
     if largest < DECISIVE:
         head = None if blocks is None or not rule.startswith("attention-") else head_of(newest.heads, first)
-        told = f" In block {first}, {of_head}." if (of_head := _of_head(head, first, newest)) else ""
+        told = f" In {newest.name_of(first)}, {of_head}." if (of_head := _of_head(head, first, newest)) else ""
         return Mechanism(head=head, text=_undecided(newest, healthy, math.exp(largest), first, num_blocks) + told)
     enough = max(DECISIVE, EARLY * largest)
     block = int(np.argmax(size_SN.max(axis=0) >= enough))
@@ -317,7 +321,8 @@ def _first_nonfinite(newest: Arrays) -> Mechanism:
         why = "their cause is in the embeddings or in the data" if newest.is_origin else SPREAD
         return Mechanism(text=f"The first block{stack} already gets NaN or infinities: {why}.")
     block, share = entry.block, found_E[number]
-    where = f"Block {block} is the first whose output holds NaN or infinities, in {_percent(share)} of the sequences"
+    name = stacks.in_words(block, block).capitalize()
+    where = f"{name} is the first whose output holds NaN or infinities, in {_percent(share)} of the sequences"
     if not newest.is_origin:
         return Mechanism(block=block, text=f"{where}. The sub-step is unknown: {SPREAD}.")
     for name, sub_step, says in ORDER if share == 1 else ():
@@ -360,7 +365,7 @@ def _told(sign: _Sign, block: int, newest: Arrays, healthy: Arrays | None) -> Me
     numbers = {"value": _number(value), "factor": _number(factor), "usual": _number(usual)}
     says = sign.says.format(**numbers, compared=compared) + ("" if "{compared}" in sign.says else f" of {compared}")
     of_head = _of_head(head, block, newest)
-    text = f"In block {block}, {says}{of_head and f', and {of_head}'}."
+    text = f"In {newest.name_of(block)}, {says}{of_head and f', and {of_head}'}."
     if sign.sub_step in ("attention", "residual"):
         alpha = 1.0 if sign.sub_step == "attention" else 1 / value if value > LEAST else math.nan
         why = _Smoothing.of(block, num_blocks, newest, healthy, alpha)
@@ -524,7 +529,7 @@ def _undecided(newest: Arrays, healthy: Arrays | None, factor: float, block: int
     )
     why = _Smoothing.of(block, num_blocks, newest, healthy)
     is_told = why.is_known and healthy is not None and (why.is_by_weights or why.is_by_inputs)
-    return text + (f" In block {block}, attention {why.text()}." if is_told else "")
+    return text + (f" In {newest.name_of(block)}, attention {why.text()}." if is_told else "")
 
 
 def _number(value: float) -> str:

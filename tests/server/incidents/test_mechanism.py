@@ -326,9 +326,9 @@ class TestMechanismOfNaN:
     def test_is_in_the_stack_that_makes_it(self):
         seq2seq = Stacks((Stack("encoder", 3), Stack("decoder", 5)))
         begins_in = {
-            3: (2, "Block 2 is the first"),
+            3: (2, "Block 2 of the encoder is the first"),
             4: (None, "The first block of the decoder"),
-            5: (3, "Block 3 is the"),
+            5: (3, "Block 0 of the decoder is the"),
         }
         for entry, (block, text) in begins_in.items():
             nonfinite = np.where(np.arange(10) >= entry, 1.0, 0.0)

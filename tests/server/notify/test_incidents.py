@@ -250,7 +250,9 @@ class TestAnIncident:
             "over, and the run gives no loss that could show a recovery; it was open from step 0 on." in told.texts[1]
         )
 
-    @pytest.mark.parametrize(("num_after", "says"), [(1, "over, and the run ended too soon to show a recovery; "), (61, "recovered; ")])
+    @pytest.mark.parametrize(
+        ("num_after", "says"), [(1, "over, and the run ended too soon to show a recovery; "), (61, "recovered; ")]
+    )
     def test_that_has_recovered_is_told_at_once_when_the_run_ends(self, api, listening, num_after, says):
         told, run_id = listening(api), api.register()
         send(api, run_id, HIGH)
