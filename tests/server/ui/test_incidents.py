@@ -190,6 +190,7 @@ class TestTheCardOfAnIncident:
         expect(cards).to_contain_text("Since step 505; recovered at step 515")
         page.get_by_text("Earlier incidents (1)").click()
         expect(cards.last).to_contain_text("Since step 5; recovered at step 15")
+        expect(cards.last).to_contain_text("The sub-step is unknown")
 
     def test_is_not_there_without_an_incident(self, page, service):
         run_id = service.register("healthy")
