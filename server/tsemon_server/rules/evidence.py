@@ -29,7 +29,8 @@ def evidence(
 ) -> dict[str, Any]:
     """All that is known of one change, as plain JSON; what is not finite is null."""
     measures = sorted(compiled.measures)
-    layered = sorted(m for m in compiled.measures | compiled.where.measures if m.kind != "scalar")
+    known = sorted(m for m in compiled.measures | compiled.where.measures if m.kind != "scalar")
+    layered = sorted(known, key=lambda measure: measure != compiled.where.lead)  # readers show the first one
     rows = _window(window)
     return {
         "step": view.step,
