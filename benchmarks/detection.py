@@ -125,7 +125,7 @@ def alarms_of(client: Client, run: str) -> list[Alarm]:
 def incidents_of(client: Client, run: str) -> list[Told]:
     """The incidents, in the order in which they were reported."""
     found = client.incidents(run_id=client.find_run(run, project=PROJECT).run_id)
-    return [Told(one.rule, one.family, one.step, one.severity, one.blocks) for one in reversed([*found])]
+    return [Told(one.rule, one.family, one.step, one.severity, one.where) for one in reversed([*found])]
 
 
 def compare_live(trials: Sequence[Trial], verdicts: Sequence[Verdict]) -> None:

@@ -34,7 +34,8 @@ class Told:
     family: str
     step: int
     severity: str
-    blocks: tuple[int, int] | None
+    where: str | None
+    """Its blocks in words."""
 
 
 def smoothed(loss: Sequence[float], width: int) -> list[float]:
@@ -207,7 +208,7 @@ def judge_replayed(trial: Trial, loss: Sequence[float], twin: Sequence[float] | 
     """Judge by the alerts and incidents of a replay."""
     alerts = [one for one in replayed.alerts if one.severity != "info"]
     alarms = [Alarm(one.rule, one.family, one.firing_step, one.severity) for one in alerts]
-    incidents = [Told(one.rule, one.family, one.step, one.severity, one.blocks) for one in replayed.incidents]
+    incidents = [Told(one.rule, one.family, one.step, one.severity, one.where) for one in replayed.incidents]
     return judge(trial, loss, twin, alarms, incidents)
 
 

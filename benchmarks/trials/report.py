@@ -11,7 +11,6 @@ import torch
 
 from trials.judging import NEVER, Summary, Verdict
 from trials.runs import KEPT_BACK
-from tsemon_answers.display import blocks
 
 
 def conditions(num_trainings: int) -> str:
@@ -108,10 +107,8 @@ def told(verdict: Verdict) -> str:
     incident = verdict.incident
     if incident is None:
         return "missed"
-    where = blocks(incident.blocks)
-    return (
-        incident.rule + (f", {where}" if where else "") + ("" if verdict.is_named else f" (wrong: {incident.family})")
-    )
+    place = f", {incident.where}" if incident.where else ""
+    return incident.rule + place + ("" if verdict.is_named else f" (wrong: {incident.family})")
 
 
 def _notes(verdicts: Sequence[Verdict]) -> Iterator[str]:
