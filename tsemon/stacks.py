@@ -114,7 +114,10 @@ class Stacks:
         if len(self.each) < 2 or None in ends:
             return f"block {first}" if first == last else f"blocks {first} to {last}"
         (stack, start, _), (last_stack, end, _) = (one for one in ends if one is not None)
-        names = [f"the {self.each[number].name}" for number in (stack, last_stack)]
+        names = [
+            f"the {name}" if name.isidentifier() else f'stack "{name}"'
+            for name in (self.each[number].name for number in (stack, last_stack))
+        ]
         if stack != last_stack:
             return f"block {start} of {names[0]} to block {end} of {names[1]}"
         return (f"block {start}" if start == end else f"blocks {start} to {end}") + f" of {names[0]}"

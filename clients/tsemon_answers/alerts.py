@@ -123,7 +123,8 @@ class Alert(Record):
     resolved_reason: ResolvedReason | None = None
     """clear: the condition was over. Otherwise the alert was still firing: when a new attempt began, when the run ended,
     when its rule was disabled, or when somebody resolved it. Null while it is open, or if it ended before reasons were
-    kept."""
+    kept. no loss and too soon are of incidents: all conditions were over, but the run gives no loss, or ended too soon to
+    show a recovery."""
     acknowledged_at: datetime | None = None
     """Time of the acknowledgement; null if there is none."""
     acknowledged_by: str | None = None

@@ -34,11 +34,11 @@ class Failure(Record):
     """Until this step, another cause may turn out to be the likeliest."""
     blocks: tuple[int, int] | None
     """First and last block in which the cause's rule was met, from 0; null if it has none or they are not known."""
-    where: str | None
+    where: str | None = None
     """These blocks in words, such as "blocks 0 to 3 of the decoder"; null if `blocks` is."""
-    stack: str | None
+    stack: str | None = None
     """Name of their stack; null if the model has a single stack or the rule is about all stacks."""
-    head: int | None
+    head: int | None = None
     """Attention head that stands out in the first of these blocks, from 0; null unless the rule is about attention heads and
     a single head does."""
     state: IncidentState

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tsemon.wire import Array, Frame
@@ -145,6 +146,26 @@ class TestAnIncident:
         assert only(api, run_id)["state"] == state
         change(api, run_id, "running")
         assert only(api, run_id)["state"] == "recovered"
+
+    def test_has_not_recovered_if_the_run_ends_while_a_stall_is_pending(self, start):
+        slow = load("rules: [{name: loss-stall, when: loss > 3 and loss < 10 for 200 samples, severity: info}]")
+        api = start(rules=[*OWN, *slow])
+        run_id = api.register()
+        send(api, run_id, [1, 20, 20, *[4] * 100])
+        assert only(api, run_id)["state"] == "open"
+        change(api, run_id, "finished")
+        assert only(api, run_id)["state"] == "ended"
+
+    @pytest.mark.both_engines
+    def test_names_the_head(self, start):
+        large = load("rules: [{name: large, when: any(max_attention_logit > 80) for 1 sample, severity: warning}]")
+        api = start(rules=large)
+        run_id = api.register(num_blocks=2)
+        heads = np.array([[1.0, 2.0, 1.0], [3.0, 90.0, 4.0]], np.float32)
+        layers = {"max_attention_logit": Array.of(heads.max(axis=1))}
+        api.send_ok(run_id, [Frame(0, 0, 1e9, {"loss": 1.0}, layers, {"max_attention_logit": Array.of(heads)})])
+        incident = only(api, run_id)
+        assert (incident["where"], incident["stack"], incident["head"]) == ("block 1", None, 1)
 
     def test_has_recovered_if_a_stall_is_over(self, start):
         api = start(rules=WITH_A_STALL)

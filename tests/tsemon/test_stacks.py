@@ -25,6 +25,23 @@ class TestTheStacksOfARegistration:
         assert str(TWO) == "encoder (2 blocks), decoder (3)"
 
 
+class TestBlocks:
+    @pytest.mark.parametrize(
+        ("stacks", "between", "words"),
+        [
+            (ONE, (1, 1), "block 1"),
+            (ONE, (0, 2), "blocks 0 to 2"),
+            (TWO, (1, 1), "block 1 of the encoder"),
+            (TWO, (2, 4), "blocks 0 to 2 of the decoder"),
+            (TWO, (1, 3), "block 1 of the encoder to block 1 of the decoder"),
+            (TWO, (4, 7), "blocks 4 to 7"),
+            (Stacks((Stack("0", 2), Stack("1", 3))), (2, 3), 'blocks 0 to 1 of stack "1"'),
+        ],
+    )
+    def test_are_named_within_their_stack(self, stacks, between, words):
+        assert stacks.in_words(*between) == words
+
+
 class TestAnArrayOfBlocks:
     def test_has_one_entry_per_block(self):
         assert TWO.num_entries("block") == 5

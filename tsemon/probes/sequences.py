@@ -262,9 +262,9 @@ class OfSample:
             except InvalidArgument as error:
                 self._fault, self._why_not = error, str(error)
         if name not in self._values:
-            fault, self._fault = self._fault, None  # one fault for all metrics
             if name == "distinct_inputs" and "input_overlap" in self._values:
                 raise Undefined("the batch has a single sequence")
+            fault, self._fault = self._fault, None  # one fault for all metrics
             raise fault or Undefined((not name.startswith("sequence_loss") and self._why_no_ids) or self._why_not)
         return torch.tensor(self._values[name], dtype=torch.float64)
 

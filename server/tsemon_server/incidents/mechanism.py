@@ -321,7 +321,7 @@ def _first_nonfinite(newest: Arrays) -> Mechanism:
         why = "their cause is in the embeddings or in the data" if newest.is_origin else SPREAD
         return Mechanism(text=f"The first block{stack} already gets NaN or infinities: {why}.")
     block, share = entry.block, found_E[number]
-    name = stacks.in_words(block, block).capitalize()
+    name = f"B{stacks.in_words(block, block)[1:]}"
     where = f"{name} is the first whose output holds NaN or infinities, in {_percent(share)} of the sequences"
     if not newest.is_origin:
         return Mechanism(block=block, text=f"{where}. The sub-step is unknown: {SPREAD}.")

@@ -148,9 +148,11 @@ class Evaluator:
         window = {says: batch.recent_at(shown.row, shown.span, key) for says, key in self._shown[place].items()}
         has_ended = change.kind in ("resolved", "withdrawn")
         is_of_stack = any(measure.kind != "scalar" for measure in compiled.when.measures)
-        blocks = compiled.where.blocks([(look.values, look.view) for look in ([shown] if is_of_stack else looks)])
+        blocks, is_found = compiled.where.blocks(
+            [(look.values, look.view) for look in ([shown] if is_of_stack else looks)]
+        )
         seen = evidence.evidence(compiled, change, view, values, window, also, blocks)
-        named = seen["numbers"] | evidence.where(view, blocks, change.left_step)
+        named = seen["numbers"] | evidence.where(view, blocks if is_found else None, change.left_step)
         return Event(
             rule=rule,
             kind=change.kind,

@@ -38,7 +38,7 @@ def evidence(
         "blocks": blocks,
         "where": None if blocks is None else view.in_words(*blocks),
         "head": None if blocks is None else _head(compiled, blocks[0], view),
-        **({} if view.stack_name is None else {"stack": view.stack_name}),
+        **({"stack": view.stack_name} if view.stack_name is not None and view.has(blocks) else {}),
         "conditions": [_held(comparison, values, view, _names(compiled)) for comparison in compiled.comparisons],
         "layers": {m.name: _profile(m, view) for m in layered},
         "numbers": numbers(compiled, values),
@@ -59,7 +59,7 @@ def where(view: View, blocks: tuple[int, int] | None, left_step: int) -> dict[st
 def _head(compiled: Compiled, block: int, view: View) -> int | None:
     """The attention head that stands out in this block, if the rule is on attention heads."""
     is_of_heads = any(measure.name in SIGNS for measure in compiled.measures)
-    return head_of(view.heads, block - view.first_block) if is_of_heads else None
+    return head_of(view.heads, block - view.first_block) if is_of_heads and block >= view.first_block else None
 
 
 def numbers(compiled: Compiled, values: Row) -> dict[str, float | None]:
@@ -112,7 +112,7 @@ def _held(comparison: Comparison, values: Row, view: View, names: Mapping[int, s
 
 def _place(value: Term, layer: int, num_layers: int, view: View) -> dict[str, Any]:
     assert value.layers is not None
-    return view.place(value.layers.of(view, num_layers)[layer], is_of_states=value.layers.measure.is_of_states)
+    return view.place(value.layers.of(view, num_layers)[layer], is_of_states=view.is_of_states(value.layers.measure))
 
 
 def _in_layer(bound: Any, layer: int | None) -> Any:
@@ -150,7 +150,7 @@ def _profile(measure: Measure, view: View) -> dict[str, dict[str, Any]]:
     where = {"first": 0, "middle": len(per_layer) // 2, "last": len(per_layer) - 1}
     if np.isfinite(per_layer).any():
         where |= {"lowest": int(np.nanargmin(per_layer)), "highest": int(np.nanargmax(per_layer))}
-    is_of_states = measure.is_of_states
+    is_of_states = view.is_of_states(measure)
     return {
         name: view.place(layer, is_of_states=is_of_states) | {"value": number(per_layer[layer])}
         for name, layer in where.items()

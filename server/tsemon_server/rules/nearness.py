@@ -64,7 +64,8 @@ class _Compared:
 
     @property
     def is_of_states(self) -> bool:
-        return self.value.layers is not None and self.value.layers.measure.is_of_states
+        """True if its layers are hidden states. Only metrics of the catalogue have a distance."""
+        return self.value.layers is not None and View(0).is_of_states(self.value.layers.measure)
 
 
 def _decades(x: Any, is_share: bool) -> Any:

@@ -73,11 +73,35 @@ class View:
         return {"layer": entry, "block": None if found is None else found.block, **label}
 
     @property
+    def num_blocks(self) -> int | None:
+        """Number of its blocks; None if nothing tells."""
+        if self.stacks is not None:
+            return self.stacks.num_blocks if self.stack is None else self.stacks.each[self.stack].blocks
+        known = (len(of) - (LAYERED[name].axis == "activation") for name, of in self.layers.items() if name in LAYERED)
+        return next(known, None)
+
+    def is_of_states(self, measure: Measure) -> bool:
+        """True if its layers are hidden states: the input of the first block, then the output of each block."""
+        if measure.kind != "layers":
+            return False
+        if measure.name in LAYERED:
+            return LAYERED[measure.name].axis == "activation"
+        of, num_blocks = measure.of(self), self.num_blocks  # a user's own metric
+        return of is not None and num_blocks is not None and len(of) > num_blocks
+
+    @property
     def first_block(self) -> int:
         """The number of its first block in the model."""
         if self.stacks is None or self.stack is None:
             return 0
         return self.stacks.spans(self.stacks.num_blocks)[self.stack].start
+
+    def has(self, blocks: tuple[int, int] | None) -> bool:
+        """False if these blocks, as numbers in the model, are not all in the stack of this view."""
+        if blocks is None or self.stacks is None or self.stack is None:
+            return True
+        span = self.stacks.spans(self.stacks.num_blocks)[self.stack]
+        return blocks[0] in span and blocks[1] in span
 
     def in_words(self, first: int, last: int) -> str:
         """The names of blocks, given as numbers in the model."""
@@ -101,11 +125,6 @@ class Measure(NamedTuple):
         if self.kind == "scalar":
             return view.scalars.get(self.name)
         return (view.layers if self.kind == "layers" else view.heads).get(self.name)
-
-    @property
-    def is_of_states(self) -> bool:
-        """True if its layers are hidden states: the input of the first block, then the output of each block."""
-        return self.kind == "layers" and self.name in LAYERED and LAYERED[self.name].axis == "activation"
 
 
 class Layers(NamedTuple):

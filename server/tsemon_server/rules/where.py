@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tsemon.catalogue import LAYERED
 from tsemon_server.rules.conditions import BOUNDS
 from tsemon_server.rules.grammar import condition, mask
 from tsemon_server.rules.parts import Mistake, Part
@@ -57,15 +56,17 @@ class Where:
         layers = self._compared[0].mask.layers if self._compared else None
         return None if layers is None else layers.measure
 
-    def blocks(self, seen: Sequence[tuple[Row, View]]) -> tuple[int, int] | None:
+    def blocks(self, seen: Sequence[tuple[Row, View]]) -> tuple[tuple[int, int] | None, bool]:
         """The first and the last of these blocks, as numbers in the model from 0; None if no metric tells.
 
+        The second value is False if no block meets it, so that the whole stack stands for them.
         seen: the numbers of each stack that may be meant.
         """
         found = set[int]().union(*(self._found(values, view) for values, view in seen))
+        is_found = bool(found)
         if self._is_of_stack and not found:
             found = found.union(*(_stack(self._compared[0].mask, values, view) for values, view in seen))
-        return (min(found), max(found)) if found else None
+        return (min(found), max(found)) if found else None, is_found
 
     def finds(self, values: Row, view: View) -> bool:
         """True if a block of this stack meets it."""
@@ -101,15 +102,14 @@ def _stack(mask: Term, values: Row, view: View) -> set[int]:
     """All blocks of the stack, also if the mask's metric was not measured."""
     if num_entries := len(values[mask.index]):
         return _numbers(np.arange(num_entries), num_entries, mask, view)
-    known = (len(of) - (LAYERED[name].axis == "activation") for name, of in view.layers.items() if name in LAYERED)
     start = view.first_block
-    return {*range(start, start + next(known, 0))}
+    return {*range(start, start + (view.num_blocks or 0))}
 
 
 def _numbers(entries: NDArray[np.intp], num_entries: int, mask: Term, view: View) -> set[int]:
     """An entry of an array of activations is the output of the block before it; the first is the input of a stack."""
     assert mask.layers is not None
-    layers, inputs, start = mask.layers.of(view, num_entries), mask.layers.measure.is_of_states, view.first_block
+    layers, inputs, start = mask.layers.of(view, num_entries), view.is_of_states(mask.layers.measure), view.first_block
     return {start + layers[entry] - inputs for entry in entries if layers[entry] >= inputs}
 
 

@@ -263,6 +263,20 @@ class TestAnIncident:
         assert told.settle() == [("firing", "high-loss"), ("resolved", "high-loss")]
         assert says in told.texts[1]
 
+    def test_that_ends_with_a_stalled_loss_is_told_as_such(self, serve, listening):
+        stall = load(
+            "rules: [{name: loss-stall, when: loss > 3 for 4 samples, clear: loss < 3 for 1 sample, severity: info}]"
+        )
+        api = serve([*OWN, *stall])
+        told, run_id = listening(api), api.register()
+        send(api, run_id, HIGH)
+        told.settle()
+        send(api, run_id, [4] * 100, from_step=2)
+        told.settle(3600)
+        end(api, run_id)
+        assert told.settle() == [("firing", "high-loss"), ("resolved", "high-loss")]
+        assert "over (run ended); " in told.texts[1]
+
     def test_that_has_recovered_is_told_though_the_process_was_killed(self, api, listening):
         told, run_id = listening(api), api.register()
         send(api, run_id, HIGH)

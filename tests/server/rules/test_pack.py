@@ -34,6 +34,13 @@ def fired(views, rules=PACK, on="frame"):
     return [(e.rule, e.firing_step) for e in events if e.kind == "firing" and e.rule.severity != "info"]
 
 
+def kinds(views, name):
+    """(kind, step) of each change of the alert of one rule."""
+    evaluator = Evaluator([one for one in PACK if one.name == name])
+    state = evaluator.start()
+    return [(event.kind, view.step) for view in views for event in evaluator.advance(state, view)]
+
+
 def names(views, on="frame"):
     return {rule.name for rule, _ in fired(views, on=on)}
 
@@ -218,29 +225,15 @@ class TestABatchOfOneSample:
     def test_is_told_though_its_states_differ(self):
         assert names(different(*[32] * 10, *[1] * 3)) == {"batch-of-one-sample"}
 
-    def test_is_over_with_the_next_different_samples(self):
-        evaluator = Evaluator([one for one in PACK if one.name == "batch-of-one-sample"])
-        state = evaluator.start()
+    @pytest.mark.parametrize("has_similarities", [True, False])
+    def test_is_over_with_the_next_different_samples(self, has_similarities):
         views = different(*[32] * 10, *[1] * 5, *[32] * 5)
-        assert [change.kind for view in views for change in evaluator.advance(state, view)][-2:] == [
-            "firing",
-            "resolved",
-        ]
-
-    def test_is_over_though_similarities_are_not_measured(self):
-        evaluator = Evaluator([one for one in PACK if one.name == "batch-of-one-sample"])
-        state = evaluator.start()
-        views = [View(view.step, view.scalars) for view in different(*[32] * 10, *[1] * 5, *[32] * 5)]
-        assert [change.kind for view in views for change in evaluator.advance(state, view)][-2:] == [
-            "firing",
-            "resolved",
-        ]
+        views = views if has_similarities else [View(view.step, view.scalars) for view in views]
+        assert [kind for kind, _ in kinds(views, "batch-of-one-sample")][-2:] == ["firing", "resolved"]
 
     def test_is_not_over_while_nothing_is_measured(self):
-        evaluator = Evaluator([one for one in PACK if one.name == "batch-of-one-sample"])
-        state = evaluator.start()
-        views = [*different(*[32] * 10, *[1] * 5), *(View(100 + step) for step in range(5))]
-        assert [change.kind for view in views for change in evaluator.advance(state, view)][-1] == "firing"
+        views = [*different(*[32] * 10, *[1] * 5), *(View(100 + 5 * step) for step in range(5))]
+        assert kinds(views, "batch-of-one-sample")[-1][0] == "firing"
 
     def test_is_not_one_of_size_one(self):
         assert names(different(*[32] * 10, *[math.nan] * 20)) == set()
@@ -742,14 +735,12 @@ class TestUpdates:
         assert names(views) == {"updates-too-small"}
 
     def test_that_are_too_small_are_over_when_the_rate_is_repaired(self):
-        evaluator = Evaluator([one for one in PACK if one.name == "updates-too-small"])
-        state = evaluator.start()
         views = slow(lambda step: 4e-4 if step >= 600 or step < 50 else 1e-7, lambda step: 3.0, range(0, 900, 10))
-        assert [change.kind for view in views for change in evaluator.advance(state, view)] == [
-            "pending",
-            "firing",
-            "resolved",
-        ]
+        assert [kind for kind, _ in kinds(views, "updates-too-small")] == ["pending", "firing", "resolved"]
+
+    def test_that_are_too_small_are_not_over_after_a_larger_one(self):
+        views = slow(lambda step: 3e-6 if step == 500 else 1e-7, lambda step: 3.0, range(0, 900, 10))
+        assert kinds(views, "updates-too-small") == [("pending", 100), ("firing", 120)]
 
     def test_that_are_small_are_not_told_if_the_loss_was_below_zero(self):
         assert names(slow(lambda step: 1e-6, lambda step: -1 + step / 300)) == set()

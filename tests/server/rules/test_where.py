@@ -21,6 +21,18 @@ def blocks(when, *views, **fields):
     return seen(rule(when, **{"for": AT_ONCE, "clear_for": AT_ONCE}, **fields), views)["blocks"]
 
 
+class TestTheAdvice:
+    def test_does_not_name_the_whole_stack_that_stands_for_blocks_that_are_not_known(self):
+        ignoring = next(one for one in PACK if one.name == "output-ignores-input")
+        views = [
+            View(5 * step, {"output_variation": 0.1 if step < 5 else 1e-6}, {"param_norm": np.ones(4)})
+            for step in range(12)
+        ]
+        (fired,) = (event for event in events([ignoring], views) if event.kind == "firing")
+        assert fired.evidence["blocks"] == (0, 3)
+        assert "blocks" not in fired.advice["text"]
+
+
 class TestTheHead:
     def of(self, logit):
         view = View(

@@ -108,7 +108,7 @@ class TestTheRules:
 
     def test_fold_by_family_and_unfold_where_one_is_asked_for(self, page):
         look(page)
-        page.get_by_role("heading", name="Token similarity").click()
+        page.get_by_role("heading", name="Token similarity", exact=True).click()
         expect(card(page, "states-collapse")).to_be_hidden()
         expect(card(page, "loss-spike")).to_be_visible()
         page.evaluate("location.hash = '#/rules?rule=states-collapse'")

@@ -237,5 +237,5 @@ def _at(values: Any, place: int | None) -> float:
 
 def _label(view: View, place: int, num_layers: int, value: Term) -> str:
     assert value.layers is not None
-    at = view.place(value.layers.of(view, num_layers)[place], is_of_states=value.layers.measure.is_of_states)
+    at = view.place(value.layers.of(view, num_layers)[place], is_of_states=view.is_of_states(value.layers.measure))
     return str(at.get("label", at["layer"]))

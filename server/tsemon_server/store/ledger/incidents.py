@@ -194,9 +194,13 @@ class IncidentChanges(Incidents):
         run = self._connection.execute(select(_run.loss, _run.latest).where(_run.run_id == run_id)).first()
         has_loss = run is not None and _has_loss(run)
         # The message about a recovery is sent when a process is silent, and nothing takes it back after a restart.
-        is_live = state_of(self._connection, run_id, attempt) in ("running", "replaced")
+        state = state_of(self._connection, run_id, attempt)
+        is_live = state in ("running", "replaced")
         for group in incidents_of(symptoms):
             verdict = group.verdict(ORDER, step, has_loss=has_loss, last_step=None if is_live else step)
+            known = None if group.key is None else before.get(group.key)
+            if verdict.state == "recovered" and state != "running" and (known is None or known.state == "open"):
+                verdict = verdict.model_copy(update={"state": "ended"})  # a pending stall ends with its attempt
             self._keep(group, verdict, group.cause(ORDER, step), run_id, attempt, before)
 
     def _symptoms(self, run_id: str, attempt: int) -> list[Symptom]:
@@ -334,7 +338,9 @@ def _end(row: Row[Any], alerts: Iterable[Row[Any]]) -> ResolvedReason:
         return reasons[0]
     if not _has_loss(row):
         return "no loss"
-    return "too soon"
+    if row.ended_step == max((one.resolved_step for one in alerts if one.resolved_step is not None), default=None):
+        return "too soon"
+    return "new attempt" if row.attempt_state == "replaced" else "run ended"  # the loss had stalled
 
 
 def _has_loss(run: Any) -> bool:

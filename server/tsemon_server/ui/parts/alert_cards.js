@@ -2,7 +2,7 @@
 
 import { h, keyed } from "../base/dom.js";
 import { count, time, worded, wordsOf } from "../base/format.js";
-import { evidenceOf, seenOf, whereOf } from "./evidence.js";
+import { evidenceOf, seenOf } from "./evidence.js";
 import { SeeingTo } from "./seeing_to.js";
 
 const ORDER = { firing: 0, stood: 1, acknowledged: 2, pending: 3, resolved: 4 };
@@ -21,7 +21,8 @@ export const stepOf = (alert) => alert.firing_step ?? alert.pending_step;
  */
 export function titleOf({ summary, evidence }) {
   const held = (Array.isArray(evidence?.conditions) ? evidence.conditions : []).filter((one) => one?.holds === true);
-  const end = Math.max(-1, ...held.map((one) => summary.lastIndexOf(`: ${one.name ?? one.value}${whereOf(one)} is `)));
+  const places = held.flatMap((one) => [" is ", " ("].map((next) => summary.lastIndexOf(`: ${one.name ?? one.value}${next}`)));
+  const end = Math.max(-1, ...places);
   return (end < 0 ? summary : summary.slice(0, end)).replace(/\.$/, "");
 }
 

@@ -16,7 +16,7 @@ export function seenOf(evidence) {
 }
 
 /** Of which layer a condition speaks, as the service writes it; nothing where it has none. */
-export const whereOf = (at) => (at.layer === undefined || at.layer === null ? "" : ` (${nameOf(at)})`);
+const whereOf = (at) => (at.layer === undefined || at.layer === null ? "" : ` (${nameOf(at)})`);
 
 /** With several stacks a layer has a label, such as "decoder 3". */
 const nameOf = ({ layer, label }) => label ?? `layer ${layer}`;
