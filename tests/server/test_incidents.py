@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from tsemon.wire import Array, Frame
@@ -161,9 +160,9 @@ class TestAnIncident:
         large = load("rules: [{name: large, when: any(max_attention_logit > 80) for 1 sample, severity: warning}]")
         api = start(rules=large)
         run_id = api.register(num_blocks=2)
-        heads = np.array([[1.0, 2.0, 1.0], [3.0, 90.0, 4.0]], np.float32)
-        layers = {"max_attention_logit": Array.of(heads.max(axis=1))}
-        api.send_ok(run_id, [Frame(0, 0, 1e9, {"loss": 1.0}, layers, {"max_attention_logit": Array.of(heads)})])
+        layers = {"max_attention_logit": Array.of([2.0, 90.0])}
+        heads = {"max_attention_logit": Array.of([1.0, 2.0, 1.0, 3.0, 90.0, 4.0], (2, 3))}
+        api.send_ok(run_id, [Frame(0, 0, 1e9, {"loss": 1.0}, layers, heads)])
         incident = only(api, run_id)
         assert (incident["where"], incident["stack"], incident["head"]) == ("block 1", None, 1)
 
