@@ -167,7 +167,9 @@ class TestIncidentsInTheLoop:
     def test_are_the_only_warning_of_a_failure_where_nobody_asked_for_it(self, loop, caplog):
         training = loop()
         with caplog.at_level(logging.INFO, "tsemon"):
-            training.peer.incidents = [incident_as_json(blocks=[3, 5], where="blocks 3 to 5") | {"advice": {"text": "lower it"}}]
+            training.peer.incidents = [
+                incident_as_json(blocks=[3, 5], where="blocks 3 to 5") | {"advice": {"text": "lower it"}}
+            ]
             training.hear(as_json("a", incident_id="1"), as_json("b", incident_id="1"))
             training.peer.incidents = [incident_as_json(state="recovered")]
             training.hear()
