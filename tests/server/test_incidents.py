@@ -152,8 +152,15 @@ class TestAnIncident:
         run_id = api.register()
         send(api, run_id, [1, 20, 20, *[4] * 100])
         assert only(api, run_id)["state"] == "open"
+        for _ in range(2):
+            change(api, run_id, "finished")
+            assert only(api, run_id)["state"] == "ended"
+
+    def test_has_recovered_if_late_frames_of_a_run_that_ended_show_it(self, api, run_id):
+        send(api, run_id, [1])
         change(api, run_id, "finished")
-        assert only(api, run_id)["state"] == "ended"
+        send(api, run_id, [20, 20, *[1] * 100], from_step=1)
+        assert only(api, run_id)["state"] == "recovered"
 
     @pytest.mark.both_engines
     def test_names_the_head(self, start):

@@ -159,7 +159,7 @@ class Evaluator:
             pending_step=change.pending_step,
             firing_step=change.firing_step,
             resolved_step=view.step if has_ended else None,
-            summary=evidence.summary(compiled, filled(rule.title, named), values, view),
+            summary=evidence.summary(compiled, filled(rule.title, named), values, view, seen.get("stack")),
             evidence=seen,
             advice={"text": filled(rule.advice, named), "source": rule.source},
         )

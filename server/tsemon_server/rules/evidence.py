@@ -29,8 +29,8 @@ def evidence(
 ) -> dict[str, Any]:
     """All that is known of one change, as plain JSON; what is not finite is null."""
     measures = sorted(compiled.measures)
-    known = sorted(m for m in compiled.measures | compiled.where.measures if m.kind != "scalar")
-    layered = sorted(known, key=lambda measure: measure != compiled.where.lead)  # readers show the first one
+    known = {m.name: m for m in sorted(compiled.measures | compiled.where.measures) if m.kind != "scalar"}
+    layered = sorted(known.values(), key=lambda measure: measure != compiled.where.lead)  # readers show the first one
     rows = _window(window)
     return {
         "step": view.step,
@@ -67,8 +67,8 @@ def numbers(compiled: Compiled, values: Row) -> dict[str, float | None]:
     return {name: number(values[term.index]) for name, term in compiled.evidence.items()}
 
 
-def summary(compiled: Compiled, title: str, values: Row, view: View) -> str:
-    """One sentence: the title, in which stack if there are several, and what was seen.
+def summary(compiled: Compiled, title: str, values: Row, view: View, stack: str | None) -> str:
+    """One sentence: the title, the stack if there are several, and what was seen.
 
     A formula that is a number of the evidence, too, has the name that it has there.
     """
@@ -77,7 +77,7 @@ def summary(compiled: Compiled, title: str, values: Row, view: View) -> str:
     names = _names(compiled)
     shown = [*reversed(once.values())][:3]
     seen = [_sentence(_held(comparison, values, view, names), view) for comparison in shown]
-    title += "" if view.stack_name is None else f" ({view.stack_name})"
+    title += "" if stack is None else f" ({stack})"
     return f"{title}: {'; '.join(seen)}." if seen else f"{title}."
 
 

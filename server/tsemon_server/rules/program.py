@@ -87,7 +87,7 @@ class View:
         if measure.name in LAYERED:
             return LAYERED[measure.name].axis == "activation"
         of, num_blocks = measure.of(self), self.num_blocks  # a user's own metric
-        return of is not None and num_blocks is not None and len(of) > num_blocks
+        return of is not None and num_blocks is not None and len(of) == num_blocks + 1
 
     @property
     def first_block(self) -> int:

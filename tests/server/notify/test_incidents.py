@@ -165,7 +165,7 @@ class TestARecordedRunThatFails:
         assert first["text"].startswith("default/deep, step 10: Weight decay is all that is left of the updates: ")
         assert "In blocks 0 to 3, since step 0. Until step 70, another cause may" in first["text"]
         assert "What to try: " in first["text"]
-        assert first["url"] == f"http://gpu1:8731/#/run/{run_id}?metric=param_norm&block=0&step=0&attempt=1"
+        assert first["url"] == f"http://gpu1:8731/#/run/{run_id}?metric=update_norm&block=0&step=0&attempt=1"
         assert f"Cause: {cause}. Weight decay is all that is left" in last["text"]
         assert "Also fired: parameter-norm-shrinks, updates-too-large, output-ignores-input" in last["text"]
         assert len(api.get("/alerts", run=run_id, limit=100)["alerts"]) > 10
@@ -263,10 +263,11 @@ class TestAnIncident:
         assert told.settle() == [("firing", "high-loss"), ("resolved", "high-loss")]
         assert says in told.texts[1]
 
-    def test_that_ends_with_a_stalled_loss_is_told_as_such(self, serve, listening):
-        stall = load(
-            "rules: [{name: loss-stall, when: loss > 3 for 4 samples, clear: loss < 3 for 1 sample, severity: info}]"
-        )
+    @pytest.mark.parametrize("num_samples", [3, 200])
+    def test_that_ends_with_a_stalled_loss_is_told_as_such(self, serve, listening, num_samples):
+        """Whether the stall has fired or is still pending."""
+        when = f"loss > 3 for {num_samples} samples"
+        stall = load(f"rules: [{{name: loss-stall, when: {when}, clear: loss < 3 for 1 sample, severity: info}}]")
         api = serve([*OWN, *stall])
         told, run_id = listening(api), api.register()
         send(api, run_id, HIGH)

@@ -31,6 +31,7 @@ from sqlalchemy import (
 from tsemon.errors import UnknownAlert, WrongAlertState
 from tsemon.wire import AlertState
 from tsemon_answers.alerts import Alert, AlertsQuery, ResolvedReason
+from tsemon_server.incidents import STALL
 from tsemon_server.store.ledger import silences, tables
 from tsemon_server.store.ledger.attempts import state_of
 from tsemon_server.store.ledger.journal import Journal
@@ -203,6 +204,8 @@ class AlertChanges(Alerts):
         self._journal = journal
         self.changed = set[tuple[str, int]]()
         """Runs and attempts whose alerts have changed."""
+        self.stalled = set[tuple[str, int]]()
+        """Runs and attempts that ended before a loss that did not fall could fire."""
 
     # By the rules
 
@@ -319,6 +322,9 @@ class AlertChanges(Alerts):
         """Whatever is open ends with the attempt: what fires is over, what was pending never was."""
         mine = and_(_alert.run_id == run_id, _alert.attempt == attempt)
         self.changed.add((run_id, attempt))  # an incident may be over that has not recovered
+        stall = select(_alert.alert_id).where(mine, _alert.state == "pending", _alert.rule == STALL)
+        if self._connection.execute(stall.limit(1)).scalar_one_or_none() is not None:
+            self.stalled.add((run_id, attempt))
         self._end(mine, _over(_HIDDEN_FROM if reason == "new attempt" else _LAST_STEP, reason))
 
     def end_of_ended(self, run_id: str, attempt: int) -> None:

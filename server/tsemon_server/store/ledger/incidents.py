@@ -35,7 +35,7 @@ from tsemon_answers.incidents import (
     ToldIncident,
     Verdict,
 )
-from tsemon_server.incidents import ORDER, STALL, Symptom, incidents_of
+from tsemon_server.incidents import ORDER, SHOWN_AFTER, STALL, Symptom, incidents_of
 from tsemon_server.incidents import Incident as Group
 from tsemon_server.store.engine import value_of
 from tsemon_server.store.ledger import silences, tables
@@ -136,7 +136,8 @@ class Incidents:
     def told(self, incident_ids: Collection[int]) -> dict[int, NoticedIncident]:
         """The given ones that exist, as people are notified of them."""
         of_attempt = (_attempt.run_id == _incident.run_id) & (_attempt.attempt == _incident.attempt)
-        query = _select().add_columns(_attempt.state.label("attempt_state")).outerjoin(tables.attempt, of_attempt)
+        of_end = _attempt.state.label("attempt_state"), last_step(tables.incident).label("last_step")
+        query = _select().add_columns(*of_end).outerjoin(tables.attempt, of_attempt)
         rows = self._connection.execute(query.where(_incident.incident_id.in_(incident_ids))).all()
         alerts = self._alerts([row.number for row in rows])
         causes = select_alerts().where(_alert.alert_id.in_([int(row.cause_id) for row in rows]))
@@ -178,12 +179,15 @@ class Incidents:
 class IncidentChanges(Incidents):
     """Changes of incidents."""
 
-    def regroup(self, attempts: Iterable[tuple[str, int]]) -> None:
-        """Update the incidents of these runs and attempts from their alerts."""
-        for run_id, attempt in sorted(attempts):
-            self._regroup(run_id, attempt)
+    def regroup(self, attempts: Iterable[tuple[str, int]], stalled: Collection[tuple[str, int]] = frozenset()) -> None:
+        """Update the incidents of these runs and attempts from their alerts.
 
-    def _regroup(self, run_id: str, attempt: int) -> None:
+        stalled: those that have just ended before a loss that did not fall could fire.
+        """
+        for run_id, attempt in sorted(attempts):
+            self._regroup(run_id, attempt, has_stalled=(run_id, attempt) in stalled)
+
+    def _regroup(self, run_id: str, attempt: int, *, has_stalled: bool) -> None:
         symptoms = self._symptoms(run_id, attempt)
         if not any(one.firing_step is not None and not one.is_stall for one in symptoms):
             return
@@ -199,8 +203,10 @@ class IncidentChanges(Incidents):
         for group in incidents_of(symptoms):
             verdict = group.verdict(ORDER, step, has_loss=has_loss, last_step=None if is_live else step)
             known = None if group.key is None else before.get(group.key)
-            if verdict.state == "recovered" and state != "running" and (known is None or known.state == "open"):
-                verdict = verdict.model_copy(update={"state": "ended"})  # a pending stall ends with its attempt
+            was_open = known is not None and known.state == "open" and has_stalled
+            has_ended = known is not None and known.state == "ended" and known.ended_step == verdict.ended_step
+            if verdict.state == "recovered" and state != "running" and (was_open or has_ended):
+                verdict = verdict.model_copy(update={"state": "ended"})
             self._keep(group, verdict, group.cause(ORDER, step), run_id, attempt, before)
 
     def _symptoms(self, run_id: str, attempt: int) -> list[Symptom]:
@@ -338,7 +344,10 @@ def _end(row: Row[Any], alerts: Iterable[Row[Any]]) -> ResolvedReason:
         return reasons[0]
     if not _has_loss(row):
         return "no loss"
-    if row.ended_step == max((one.resolved_step for one in alerts if one.resolved_step is not None), default=None):
+    if row.attempt_state == "running":
+        return "by hand"  # a person resolved the alert on a loss that had stalled, or disabled its rule
+    ended_step = max((one.resolved_step for one in alerts if one.resolved_step is not None), default=None)
+    if row.ended_step == ended_step and (row.last_step or 0) < row.ended_step + SHOWN_AFTER:
         return "too soon"
     return "new attempt" if row.attempt_state == "replaced" else "run ended"  # the loss had stalled
 

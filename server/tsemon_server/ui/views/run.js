@@ -103,7 +103,7 @@ export class RunView {
     const path = runPath(this.runId);
     const [run, metrics, { incidents }, alerts] = await Promise.all([get(path, {}, signal), catalogue ?? getCatalogue(signal), get(`${path}/incidents`, {}, signal), this.#alerts(signal)]);
     catalogue = metrics;
-    const [causes, details] = await Promise.all([this.#causesOf(incidents, alerts.alerts, signal), this.#detailsOf([...new Set([...this.#currentOf(incidents, run), ...incidents.slice(0, MAX_DETAILED)])], run.num_frames, signal)]);
+    const [causes, details] = await Promise.all([this.#causesOf(incidents, alerts.alerts, signal), this.#detailsOf([...new Set([...this.#currentOf(incidents, run), ...incidents.filter((one) => this.attempt === null || one.attempt === this.attempt).slice(0, MAX_DETAILED)])], run.num_frames, signal)]);
     const layered = Object.keys(run.metrics.layers).sort();
     this.#complete(run, layered, incidents, causes);
     const [data] = await Promise.all([this.#collect(run, signal, alerts), loadCharts()]);
