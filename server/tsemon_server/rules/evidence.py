@@ -29,8 +29,7 @@ def evidence(
 ) -> dict[str, Any]:
     """All that is known of one change, as plain JSON; what is not finite is null."""
     measures = sorted(compiled.measures)
-    known = {m.name: m for m in sorted(compiled.measures | compiled.where.measures) if m.kind != "scalar"}
-    layered = sorted(known.values(), key=lambda measure: measure != compiled.where.lead)  # readers show the first one
+    layered = sorted(m for m in compiled.measures | compiled.where.measures if m.kind != "scalar")
     rows = _window(window)
     return {
         "step": view.step,

@@ -50,12 +50,6 @@ class Where:
         """The metrics that it reads."""
         return frozenset[Measure]().union(*(one.mask.measures for one in self._compared))
 
-    @property
-    def lead(self) -> Measure | None:
-        """The metric whose blocks it finds; None if no metric tells."""
-        layers = self._compared[0].mask.layers if self._compared else None
-        return None if layers is None else layers.measure
-
     def blocks(self, seen: Sequence[tuple[Row, View]]) -> tuple[tuple[int, int] | None, bool]:
         """The first and the last of these blocks, as numbers in the model from 0; None if no metric tells.
 

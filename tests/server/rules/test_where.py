@@ -104,14 +104,6 @@ class TestBlocks:
     def test_are_unknown_to_a_rule_on_scalars(self):
         assert blocks("loss > 10", loss_view(0, 20.0)) is None
 
-    def test_are_of_the_metric_that_is_shown_first(self):
-        view = View(
-            0, {"loss": 20.0}, layers_view(0, update_norm=[1, 2, 10], param_norm=[9, 9, 9], grad_norm=[1, 1, 1]).layers
-        )
-        where = "update_norm / param_norm > 0.15"
-        found = seen(rule("loss > 10", where=where, **{"for": AT_ONCE, "clear_for": AT_ONCE}), [view])
-        assert (found["blocks"], [*found["layers"]]) == ((1, 2), ["update_norm", "param_norm"])
-
     def test_are_said_by_where(self):
         view = View(0, {"loss": 20.0}, layers_view(0, grad_norm=[1, 2, 10]).layers)
         assert blocks("loss > 10", view, where="grad_norm / max(grad_norm) > 0.15") == (1, 2)
