@@ -205,7 +205,7 @@ class AlertChanges(Alerts):
         self.changed = set[tuple[str, int]]()
         """Runs and attempts whose alerts have changed."""
         self.stalled = set[tuple[str, int]]()
-        """Runs and attempts that ended before a loss that did not fall could fire."""
+        """Runs and attempts that ended while `loss-stall` was pending."""
 
     # By the rules
 

@@ -182,7 +182,7 @@ class IncidentChanges(Incidents):
     def regroup(self, attempts: Iterable[tuple[str, int]], stalled: Collection[tuple[str, int]] = frozenset()) -> None:
         """Update the incidents of these runs and attempts from their alerts.
 
-        stalled: those that have just ended before a loss that did not fall could fire.
+        stalled: attempts that have just ended while `loss-stall` was pending.
         """
         for run_id, attempt in sorted(attempts):
             self._regroup(run_id, attempt, has_stalled=(run_id, attempt) in stalled)
