@@ -11,6 +11,7 @@ from tsemon_server.rules import PACK
 from tsemon_server.rules.documents import load
 from tsemon_server.rules.evaluator import Evaluator
 from tsemon_server.rules.program import View
+from tsemon_server.services.replay.recording import Attempt
 from tsemon_server.services.replay.replaying import replay
 from tsemon_server.services.replay.traces import Trace
 
@@ -133,7 +134,7 @@ class TestAnIncident:
         incident = only(api, run_id)
         assert (incident["rule"], incident["state"], incident["ended_step"]) == ("high", state, 3)
         views = [View(frame.step, dict(frame.scalars)) for frame in frames]
-        recording = SimpleNamespace(name="mine", problems=[], attempts=lambda: [(0, iter(views))])
+        recording = SimpleNamespace(name="mine", problems=[], attempts=lambda: [Attempt(0, iter(views))])
         (verdict,) = replay(recording, Evaluator(rules)).incidents
         assert verdict.state == state
 
@@ -146,15 +147,37 @@ class TestAnIncident:
         change(api, run_id, "running")
         assert only(api, run_id)["state"] == "recovered"
 
+    @pytest.mark.both_engines
     def test_has_not_recovered_if_the_run_ends_while_a_stall_is_pending(self, start):
         slow = load("rules: [{name: loss-stall, when: loss > 3 and loss < 10 for 200 samples, severity: info}]")
         api = start(rules=[*OWN, *slow])
         run_id = api.register()
         send(api, run_id, [1, 20, 20, *[4] * 100])
-        assert only(api, run_id)["state"] == "open"
         for _ in range(2):
+            change(api, run_id, "running")
+            assert (only(api, run_id)["state"], only(api, run_id)["ended_step"]) == ("open", None)
+            (pending,) = api.get("/alerts", state="pending")["alerts"]
             change(api, run_id, "finished")
-            assert only(api, run_id)["state"] == "ended"
+            assert (only(api, run_id)["state"], only(api, run_id)["ended_step"]) == ("ended", 102)
+            assert [alert["rule"] for alert in api.get("/alerts")["alerts"]] == ["high-loss"]
+            assert api.get(f"/alerts/{pending['alert_id']}")[0] == 404
+        send(api, run_id, [1] * 200, from_step=103)
+        assert only(api, run_id)["state"] == "recovered"
+
+    def test_has_not_recovered_if_another_attempt_begins_while_a_stall_is_pending(self):
+        rules = load("rules: [{name: loss-stall, when: loss > 3 and loss < 10 for 200 samples, severity: info}]")
+        views = [View(step, {"loss": loss}) for step, loss in enumerate([1, 20, 20, *[4] * 100])]
+        attempts = [Attempt(0, iter(views)), Attempt(103, iter(()))]
+        recording = SimpleNamespace(name="mine", problems=[], attempts=lambda: attempts)
+        (verdict,) = replay(recording, Evaluator([*OWN, *rules])).incidents
+        assert (verdict.state, verdict.ended_step) == ("ended", 103)
+
+    def test_may_recover_in_late_frames_though_it_ended_too_soon(self, api, run_id):
+        send(api, run_id, [1, 20, 20, *[1] * 20])
+        change(api, run_id, "finished")
+        assert only(api, run_id)["state"] == "ended"
+        send(api, run_id, [*[1] * 100, 20], from_step=23)
+        assert only(api, run_id)["state"] == "recovered"
 
     def test_has_recovered_if_late_frames_of_a_run_that_ended_show_it(self, api, run_id):
         send(api, run_id, [1])
@@ -418,6 +441,7 @@ class TestARecordedRun:
         ]
         for begin in range(0, len(frames), 7):
             api.send_ok(run_id, frames[begin : begin + 7])
+        change(api, run_id, "finished")
         live = [{key: incident[key] for key in VERDICT} for incident in reversed(incidents(api, run_id))]
         assert live == [verdict.model_dump(mode="json") for verdict in replayed]
 

@@ -147,7 +147,7 @@ class Incident:
         """
         until, is_cleared = self.ended_step, all(one.is_cleared for one in self.symptoms)
         for stall in self.stalls if is_cleared else ():
-            if stall.firing_step is None and stall.resolved_step is not None:
+            if stall.firing_step is None and stall.resolved_step is not None and stall.is_cleared:
                 if as_of is not None and stall.pending_step <= as_of < stall.resolved_step:
                     return None, False
             elif until is not None and stall.left_step <= until:

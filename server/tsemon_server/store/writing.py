@@ -38,9 +38,8 @@ class Writer:
 
     def finish(self) -> None:
         """Update the incidents. The last act of a transaction, and done before it reads incidents."""
-        self.incidents.regroup(self.alerts.changed, self.alerts.stalled)
+        self.incidents.regroup(self.alerts.changed)
         self.alerts.changed.clear()
-        self.alerts.stalled.clear()
 
     def happened(self) -> Iterator[Event]:
         """What is to be told of this transaction: what runs did, and what the alerts are now that changed."""

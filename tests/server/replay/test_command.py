@@ -98,7 +98,7 @@ class TestReplay:
         assert heading.split() == names
         whole = [
             "tse_post6_warm-s0",
-            "open",
+            "ended",
             "critical",
             "tse",
             "token-similarity-escalation",
@@ -121,7 +121,7 @@ class TestReplay:
         monkeypatch.setenv("COLUMNS", "100")
         lines = SEQUENCES.sub("", start(FAILING).stdout).splitlines()
         assert lines[:3] == [
-            "tse_post6_warm-s0  open  critical  tse  blocks 1 to 5  since step 15  fired at 25",
+            "tse_post6_warm-s0  ended  critical  tse  blocks 1 to 5  since step 15  fired at 25",
             "       token-similarity-escalation: Tokens become the same over depth",
             "       also fired: token-rank-collapse, batch-rank-collapse, attention-logits-blow-up,",
         ]
@@ -268,6 +268,47 @@ class TestAStoredRun:
         done = start("--database", stored[0], "--run", "other")
         assert (done.returncode, done.stdout) == (2, "")
         assert "no run has the id 'other'" in done.stderr
+
+
+class TestTheEndOfARun:
+    @pytest.fixture
+    def run(self):
+        return RecordedRun(FAILING)
+
+    @pytest.fixture
+    def ends_of(self, start):
+        def ends_of(*arguments):
+            (found,) = json.loads(start(*arguments, "--json").stdout)
+            return [(one["state"], one["ended_step"]) for one in found["incidents"]]
+
+        return ends_of
+
+    @pytest.fixture
+    def ended(self, run):
+        return [("ended", run.frames[-1].step)]
+
+    def test_ends_the_incidents_of_a_trace(self, ends_of, ended, tmp_path):
+        assert ends_of(FAILING) == ended
+        cut = tmp_path / "cut.jsonl"
+        cut.write_bytes(gzip.decompress(FAILING.read_bytes()).rpartition(b'{"t": "end"')[0])
+        assert ends_of(cut) == [("open", None)]
+
+    def test_ends_those_of_a_spool(self, run, ends_of, ended, tmp_path):
+        folder = spool(run, tmp_path)
+        assert ends_of(folder) == [("open", None)]
+        (folder / "end.json").write_text('{"state": "finished"}')
+        assert ends_of(folder) == ended
+
+    def test_ends_those_of_a_stored_run_as_on_the_server(self, run, ends_of, ended, tmp_path):
+        database = SqliteFile(tmp_path / "tsemon.db")
+        with closing(Api(database, rules=PACK)) as api:
+            run_id = api.register(**run.registration())
+            api.send_ok(run_id, run.frames)
+            assert ends_of("--database", database.url, "--run", run_id) == [("open", None)]
+            api.http.patch(f"/api/v1/runs/{run_id}", json={"state": "finished"})
+            (served,) = api.get("/incidents", run=run_id)["incidents"]
+        assert [(served["state"], served["ended_step"])] == ended
+        assert ends_of("--database", database.url, "--run", run_id) == ended
 
 
 class TestWhatCannotBeReplayed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from tsemon_server.rules.program import View
@@ -15,6 +15,8 @@ class Attempt(NamedTuple):
     """Where it began, or went on from a checkpoint."""
     views: Iterator[View]
     """Its frames in the order of their steps, as the rules of the service would see them."""
+    has_ended: Callable[[], bool] = bool
+    """True if its training ended. To be asked once its frames are read."""
 
 
 class Recording(Protocol):

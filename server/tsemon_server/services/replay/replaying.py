@@ -60,11 +60,11 @@ def replay(recording: Recording, evaluator: Evaluator) -> Replayed:
     attempts, num_frames = list[_Alerts](), 0
     judged, ready, needs = set[str](), set[str](), dict[str, str]()
     has = dict[str, set[str]](scalar=set(), layers=set(), heads=set())
-    for first_step, views in recording.attempts():
+    for first_step, views, has_ended in recording.attempts():
         if attempts:
             attempts[-1].end(first_step)
         attempts.append(_Alerts())
-        state = evaluator.start()
+        state, last_step = evaluator.start(), first_step
         rising = _rising(views)
         while chunk := [*islice(rising, FRAMES_AT_ONCE)]:
             num_frames += len(chunk)
@@ -74,6 +74,8 @@ def replay(recording: Recording, evaluator: Evaluator) -> Replayed:
                 has["heads"].update(view.heads)
             for event in evaluator.read([(state, chunk)])[0]:
                 attempts[-1].enter(event)
+            last_step = chunk[-1].step
+        attempts[-1].last_step = last_step if has_ended() else None
         for status in evaluator.statuses(state) if state.num_samples else ():
             judged |= set() if status.judged_step is None else {status.rule.name}
             ready |= set() if status.waits_for else {status.rule.name}
@@ -109,6 +111,8 @@ class _Alerts:
         self._open: dict[str, Symptom] = {}
         """Pending and firing ones, by rule."""
         self._over: list[Symptom] = []
+        self.last_step: int | None = None
+        """Set if the training ended."""
 
     def enter(self, event: Event) -> None:
         rule = event.rule.name
@@ -138,7 +142,11 @@ class _Alerts:
 
     def verdicts(self, *, has_loss: bool) -> list[Verdict]:
         incidents = incidents_of([*self._over, *self._open.values()])
-        return [incident.verdict(ORDER, has_loss=has_loss) for incident in incidents]
+        verdicts = [one.verdict(ORDER, has_loss=has_loss, last_step=self.last_step) for one in incidents]
+        if self.last_step is None:
+            return verdicts
+        end = {"state": "ended", "ended_step": self.last_step}
+        return [one.model_copy(update=end) if one.state == "open" else one for one in verdicts]
 
 
 def _rising(views: Iterator[View]) -> Iterator[View]:

@@ -35,7 +35,8 @@ class SpooledRun:
             writers = list(spools)
             first_step = writers[0].reader.registration.get("resume_step") or 0
             frames = merge(*(writer.frames() for writer in writers), key=lambda frame: (frame.step, frame.seq))
-            yield Attempt(first_step, views_in_order(frames, writers[0].frozen, writers[0].stacks))
+            views = views_in_order(frames, writers[0].frozen, writers[0].stacks)
+            yield Attempt(first_step, views, writers[-1].has_ended)
 
 
 class _Spool:
@@ -47,6 +48,10 @@ class _Spool:
         self.attempt_key = reader.registration.get("attempt_key")
         self.stacks = Stacks.of(len(reader.registration.get("blocks", ())), reader.registration.get("stacks"))
         self.frozen = frozenset(reader.registration.get("frozen_blocks", ()))
+
+    def has_ended(self) -> bool:
+        """True if the writer said that the run ended."""
+        return self.reader.end_state() in ("finished", "failed")
 
     def frames(self) -> Iterator[Frame]:
         self.reader.is_living()  # what a living writer has not ended yet is no damage

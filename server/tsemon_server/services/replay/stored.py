@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from tsemon.errors import UnknownRun
 from tsemon_answers.runs import RunFilter
@@ -25,7 +26,9 @@ class StoredRun:
             frames = self._reader.frames.export(self._run.run_id, attempt=attempt.attempt)
             model = self._reader.runs.model(self._run.run_id, attempt.attempt)
             yield Attempt(
-                attempt.resume_step or 0, views_in_order((frame.to_wire() for frame in frames.frames()), *model)
+                attempt.resume_step or 0,
+                views_in_order((frame.to_wire() for frame in frames.frames()), *model),
+                partial(bool, attempt.state in ("finished", "failed")),
             )
             if frames.num_dropped:
                 self._tell(attempt.attempt, f"{frames.num_dropped:,} values are gone by the project's retention")

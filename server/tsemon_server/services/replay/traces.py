@@ -88,6 +88,7 @@ class Trace:
     def __init__(self, path: Path) -> None:
         self.problems: list[str] = []
         self._path = path
+        self._has_ended = False
         self._lines = self._numbered()
         number, first = next(self._lines, (1, None))
         if not isinstance(first, _Run):
@@ -97,7 +98,7 @@ class Trace:
         self._stacks = Stacks.of(0, [stack.model_dump() for stack in first.stacks]) if first.stacks else None
 
     def attempts(self) -> Iterator[Attempt]:
-        yield Attempt(0, self._views())
+        yield Attempt(0, self._views(), lambda: self._has_ended)
 
     def _views(self) -> Iterator[View]:
         losses, last_step = _Loss(t="loss", loss=[]), -1
@@ -112,6 +113,7 @@ class Trace:
                 last = losses.between(line.step - NUM_OF_NOISE - NOISE_ENDS_BEFORE, line.step)
                 yield self._view(number, line, loss_scalars(since, last))
             elif isinstance(line, _End):
+                self._has_ended = True
                 return
         if not self.problems:
             self.problems.append(f"{self._path} has no `end` line: it was read up to step {last_step}")

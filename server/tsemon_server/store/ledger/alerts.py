@@ -48,6 +48,9 @@ _SHOWN_STATE = case(
     (and_(_alert.state == "firing", _alert.acknowledged_at.is_not(None)), "acknowledged"), else_=_alert.state
 )
 
+_NEVER_FIRED = and_(_alert.state == "resolved", _alert.firing_step.is_(None))
+"""A stall of the loss that was pending when the attempt ended."""
+
 
 class FiringAlert(NamedTuple):
     """An alert that fires and is not silenced."""
@@ -85,7 +88,7 @@ def select_alerts() -> Select[Any]:
         _run.run,
         silences.is_silenced().label("silenced"),
     )
-    return query.join(tables.run, _run.run_id == _alert.run_id)
+    return query.join(tables.run, _run.run_id == _alert.run_id).where(~_NEVER_FIRED)
 
 
 def alert_of(row: Row[Any]) -> Alert:
@@ -204,8 +207,6 @@ class AlertChanges(Alerts):
         self._journal = journal
         self.changed = set[tuple[str, int]]()
         """Runs and attempts whose alerts have changed."""
-        self.stalled = set[tuple[str, int]]()
-        """Runs and attempts that ended while `loss-stall` was pending."""
 
     # By the rules
 
@@ -234,7 +235,8 @@ class AlertChanges(Alerts):
     def withdraw(self, run_id: str, attempt: int, rule: str) -> None:
         """Forget the rule's pending alert."""
         self.changed.add((run_id, attempt))
-        self._delete_pending(_alert.run_id == run_id, _alert.attempt == attempt, _alert.rule == rule)
+        mine = (_alert.run_id == run_id, _alert.attempt == attempt, _alert.rule == rule)
+        self._connection.execute(delete(tables.alert).where(*mine, or_(_alert.state == "pending", _NEVER_FIRED)))
 
     def take_back(self, run_id: str, attempt: int, step: int, rules: Collection[str]) -> dict[str, list[TakenBack]]:
         """Let the alerts of `rules` be as they left them after `step`; those that opened or fired later, in order, by rule.
@@ -319,13 +321,16 @@ class AlertChanges(Alerts):
     # By what becomes of runs and rules
 
     def end_of_attempt(self, run_id: str, attempt: int, reason: ResolvedReason) -> None:
-        """Whatever is open ends with the attempt: what fires is over, what was pending never was."""
+        """Whatever is open ends with the attempt: what fires is over, what was pending never was.
+
+        A pending stall of the loss is kept, and not shown: the incident has not recovered.
+        """
         mine = and_(_alert.run_id == run_id, _alert.attempt == attempt)
         self.changed.add((run_id, attempt))  # an incident may be over that has not recovered
-        stall = select(_alert.alert_id).where(mine, _alert.state == "pending", _alert.rule == STALL)
-        if self._connection.execute(stall.limit(1)).scalar_one_or_none() is not None:
-            self.stalled.add((run_id, attempt))
-        self._end(mine, _over(_HIDDEN_FROM if reason == "new attempt" else _LAST_STEP, reason))
+        over = _over(_HIDDEN_FROM if reason == "new attempt" else _LAST_STEP, reason)
+        stalls = and_(mine, _alert.state == "pending", _alert.rule == STALL, _alert.severity == "info")
+        self._update(stalls, state="resolved", **over)
+        self._end(mine, over)
 
     def end_of_ended(self, run_id: str, attempt: int) -> None:
         """If the attempt has ended already, what frames that came afterwards opened is over with it."""
@@ -348,19 +353,16 @@ class AlertChanges(Alerts):
         """The attempt has not ended after all, so what fired at its end still does."""
         self.changed.add((run_id, attempt))
         did_end = and_(_alert.run_id == run_id, _alert.attempt == attempt, _alert.resolved_reason == reason)
-        self._queue_notices(did_end)
-        self._update(did_end, state="firing", **_NOT_OVER)
+        self._queue_notices(and_(did_end, ~_NEVER_FIRED))
+        self._update(did_end, state=case((_NEVER_FIRED, "pending"), else_="firing"), **_NOT_OVER)
 
     def _end(self, which: ColumnElement[bool], over: dict[str, Any]) -> None:
         ending = select(_alert.run_id, _alert.attempt).where(which, _alert.state.in_(OPEN)).distinct()
         self.changed.update((row.run_id, row.attempt) for row in self._connection.execute(ending))
-        self._delete_pending(which)
+        self._connection.execute(delete(tables.alert).where(which, _alert.state == "pending"))
         fires = and_(which, _alert.state == "firing")
         self._queue_notices(fires)
         self._update(fires, state="resolved", **over)
-
-    def _delete_pending(self, *which: ColumnElement[bool]) -> None:
-        self._connection.execute(delete(tables.alert).where(*which, _alert.state == "pending"))
 
     def _update(self, which: ColumnElement[bool], **values: Any) -> int:
         changed = update(tables.alert).where(which).values(updated_at=self._now, **values)
@@ -417,4 +419,4 @@ def _over(step: ColumnElement[Any], reason: ResolvedReason) -> dict[str, Any]:
     """The values of alerts that end at `step` though they fire."""
     fired = _alert.firing_step
     # Not before it fired: it was there, even if its frames are hidden now.
-    return {"resolved_step": case((fired < step, step), else_=fired), "resolved_reason": reason}
+    return {"resolved_step": case((fired >= step, fired), else_=step), "resolved_reason": reason}

@@ -179,15 +179,12 @@ class Incidents:
 class IncidentChanges(Incidents):
     """Changes of incidents."""
 
-    def regroup(self, attempts: Iterable[tuple[str, int]], stalled: Collection[tuple[str, int]] = frozenset()) -> None:
-        """Update the incidents of these runs and attempts from their alerts.
-
-        stalled: attempts that have just ended while `loss-stall` was pending.
-        """
+    def regroup(self, attempts: Iterable[tuple[str, int]]) -> None:
+        """Update the incidents of these runs and attempts from their alerts."""
         for run_id, attempt in sorted(attempts):
-            self._regroup(run_id, attempt, has_stalled=(run_id, attempt) in stalled)
+            self._regroup(run_id, attempt)
 
-    def _regroup(self, run_id: str, attempt: int, *, has_stalled: bool) -> None:
+    def _regroup(self, run_id: str, attempt: int) -> None:
         symptoms = self._symptoms(run_id, attempt)
         if not any(one.firing_step is not None and not one.is_stall for one in symptoms):
             return
@@ -198,15 +195,9 @@ class IncidentChanges(Incidents):
         run = self._connection.execute(select(_run.loss, _run.latest).where(_run.run_id == run_id)).first()
         has_loss = run is not None and _has_loss(run)
         # The message about a recovery is sent when a process is silent, and nothing takes it back after a restart.
-        state = state_of(self._connection, run_id, attempt)
-        is_live = state in ("running", "replaced")
+        is_live = state_of(self._connection, run_id, attempt) in ("running", "replaced")
         for group in incidents_of(symptoms):
             verdict = group.verdict(ORDER, step, has_loss=has_loss, last_step=None if is_live else step)
-            known = None if group.key is None else before.get(group.key)
-            was_open = known is not None and known.state == "open" and has_stalled
-            has_ended = known is not None and known.state == "ended" and known.ended_step == verdict.ended_step
-            if verdict.state == "recovered" and state != "running" and (was_open or has_ended):
-                verdict = verdict.model_copy(update={"state": "ended"})
             self._keep(group, verdict, group.cause(ORDER, step), run_id, attempt, before)
 
     def _symptoms(self, run_id: str, attempt: int) -> list[Symptom]:
