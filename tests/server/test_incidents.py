@@ -196,6 +196,23 @@ class TestAnIncident:
         incident = only(api, run_id)
         assert (incident["where"], incident["stack"], incident["head"]) == ("block 1", None, 1)
 
+    def test_names_the_block_of_a_users_own_metric(self, start):
+        api = start(
+            rules=load('rules: [{name: wide, when: any(layers("mine") > 0.9) for 1 sample, severity: warning}]')
+        )
+        run_id = api.register(num_blocks=4)
+        api.send_ok(run_id, [Frame(0, 0, 1e9, {}, {"mine": Array.of([0.1, 0.2, 0.3, 0.4, 0.95])})])
+        assert only(api, run_id)["where"] == "block 3"
+
+    def test_names_it_in_a_model_of_several_stacks(self, start):
+        wide = '{name: wide, when: loss > 1 for 1 sample, where: layers("mine") > 0.9, severity: warning}'
+        api = start(rules=load(f"rules: [{wide}]"))
+        run_id = api.register(num_blocks=4, stacks=[{"name": "encoder", "blocks": 2}, {"name": "decoder", "blocks": 2}])
+        api.send_ok(run_id, [Frame(0, 0, 1e9, {"loss": 2.0}, {"mine": Array.of([0.1, 0.2, 0.3, 0.1, 0.2, 0.95])})])
+        (alert,) = api.get("/alerts")["alerts"]
+        assert alert["evidence"]["layers"]["mine"]["highest"]["block"] == 3
+        assert only(api, run_id)["where"] == "block 1 of the decoder"
+
     def test_has_recovered_if_a_stall_is_over(self, start):
         api = start(rules=WITH_A_STALL)
         run_id = api.register()

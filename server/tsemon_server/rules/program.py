@@ -87,6 +87,8 @@ class View:
         if measure.name in LAYERED:
             return LAYERED[measure.name].axis == "activation"
         of, num_blocks = measure.of(self), self.num_blocks  # a user's own metric
+        if self.stacks is not None and self.stack is None:
+            return of is not None and len(of) == self.stacks.num_states
         return of is not None and num_blocks is not None and len(of) == num_blocks + 1
 
     @property

@@ -49,7 +49,7 @@ class Model(NamedTuple):
     frozen: frozenset[int]
     """Indexes of the blocks that are not trained, on purpose."""
     stacks: Stacks | None
-    """None if all blocks are one stack."""
+    """May be None if all blocks are one stack."""
 
 
 class FramesSeen(NamedTuple):
@@ -196,8 +196,8 @@ class Runs:
 
     def model(self, run_id: str, attempt: int) -> Model:
         """The properties of the model that rules use. They never change."""
-        frozen, told = _MODEL.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchone()
-        return Model(frozenset(json.loads(frozen)), None if told is None else Stacks.of(0, json.loads(told)))
+        frozen, told, num_blocks = _MODEL.run(self._connection, {"run_id": run_id, "attempt": attempt}).fetchone()
+        return Model(frozenset(json.loads(frozen)), Stacks.of(num_blocks, None if told is None else json.loads(told)))
 
     def frames_seen(self, run_ids: Sequence[str]) -> dict[str, FramesSeen]:
         """Of those of these runs that are there: what changes with what their charts show."""
@@ -513,7 +513,7 @@ _BLOCKS = select(_attempt.blocks, _attempt.stacks).where(
 )
 _PROJECT = Prepared(select(_run.project).where(_run.run_id == bindparam("run_id")))
 _MODEL = Prepared(
-    select(_attempt.frozen_blocks, _attempt.stacks).where(
+    select(_attempt.frozen_blocks, _attempt.stacks, num_items(_attempt.blocks)).where(
         _attempt.run_id == bindparam("run_id"), _attempt.attempt == bindparam("attempt")
     )
 )
