@@ -52,12 +52,17 @@ class Notice:
 
     @property
     def place(self) -> str:
-        """Query of the link to the run: the metric, the block or layer, the first step of the cause, and the attempt."""
+        """Query of the link to the run: the metric, the block or layer, the step, and the attempt.
+
+        The step of an incident is the one at which its rule named the block: at the first step of the cause, other blocks
+        may have been the only ones. Without a block, it is that first step.
+        """
         metric, layer = _seen_at(self.alert.evidence)
         about = {"metric": metric, "layer": layer, "step": self.alert.firing_step}
         if isinstance(self.alert, NoticedIncident):
-            blocks = self.alert.blocks if metric is not None else None
-            about = {"metric": metric, "block": blocks and blocks[0], "step": self.alert.left_step}
+            blocks, since = self.alert.blocks if metric is not None else None, self.alert.left_step
+            step = self.alert.evidence.get("step", since) if blocks else since
+            about = {"metric": metric, "block": blocks and blocks[0], "step": step}
         about["attempt"] = self.alert.attempt  # a later attempt may have the same steps
         return urlencode({name: value for name, value in about.items() if value is not None})
 

@@ -157,9 +157,9 @@ class TestAMessageOfTheEndOfAnIncident:
 
 
 class TestALink:
-    def test_opens_the_metric_block_and_first_step_of_an_incident_on_every_channel(self, make_incident):
-        message = about(make_incident(evidence={"layers": {"attention_entropy": {}}}))
-        link = f"{BASE_URL}/#/run/aa11?metric=attention_entropy&block=3&step=100&attempt=1"
+    def test_opens_the_metric_block_and_step_at_which_a_rule_found_an_incident_on_every_channel(self, make_incident):
+        message = about(make_incident(evidence={"layers": {"attention_entropy": {}}, "step": 115}))
+        link = f"{BASE_URL}/#/run/aa11?metric=attention_entropy&block=3&step=115&attempt=1"
         (attachment,) = json.loads(as_slack(message, receiver(Slack)).body)["attachments"]
         (alert,) = json.loads(as_alerts(message, receiver(Alertmanager)).body)
         assert attachment["blocks"][2]["text"]["text"] == f"<{link}|Open the page>"

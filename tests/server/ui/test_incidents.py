@@ -209,15 +209,15 @@ class TestTheHeatMapOfAnIncident:
     def test_shows_the_deciding_metric_and_frames_where_it_began(self, page, failing):
         open_run(page, failing)
         expect(page.get_by_label("metric", exact=True)).to_have_value("token_diversity")
-        assert framed_in(page, RED) == middle_of(sample=4, layer=2)
+        assert framed_in(page, RED) == middle_of(sample=5, layer=2)
 
     def test_has_the_cell_picked_by_the_button_of_the_card(self, page, failing):
         open_run(page, failing, "?metric=attention_entropy")
         assert framed_in(page, RED) is None
         card_of(page, "Tokens become the same").get_by_role("button", name="Show in the heat map").click()
-        expect(page).to_have_url(re.compile(r"\?metric=token_diversity&step=20&layer=2$"))
+        expect(page).to_have_url(re.compile(r"\?metric=token_diversity&step=25&layer=2$"))
         wait_for_charts(page)
-        assert framed_in(page, RED) == middle_of(sample=4, layer=2)
+        assert framed_in(page, RED) == middle_of(sample=5, layer=2)
 
     def test_turns_to_that_metric_when_the_incident_opens(self, page, service):
         run_id = service.register("late")
@@ -278,7 +278,7 @@ class TestTheListOfRuns:
         cell.get_by_role("link").click()
         expect(card_of(page, "Tokens become the same")).to_be_visible()
         wait_for_charts(page)
-        assert framed_in(page, RED) == middle_of(sample=4, layer=2)
+        assert framed_in(page, RED) == middle_of(sample=5, layer=2)
 
     def test_shows_one_that_opens_while_it_is_looked_at(self, page, service):
         run_id = service.register("late")

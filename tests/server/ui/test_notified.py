@@ -52,7 +52,7 @@ def link_in(slack):
     ],
 )
 class TestTheLinkOfAMessage:
-    def test_opens_the_cell_in_which_the_cause_began(self, browser, service, slack, trace, metric):
+    def test_opens_the_cell_in_which_the_rule_found_the_cause(self, browser, service, slack, trace, metric):
         recorded = RecordedRun(FOLDER / f"{trace}-s0.jsonl.gz")
         run_id = service.register(trace, recorded.num_blocks)
         service.send(run_id, *recorded.frames)
@@ -60,7 +60,8 @@ class TestTheLinkOfAMessage:
         is_of_states = metric == "token_diversity"
         num_layers = recorded.num_blocks + is_of_states
         layer, steps = incident["blocks"][0] + is_of_states, [frame.step for frame in recorded.frames]
-        column = steps.index(incident["left_step"])
+        step = service.request("GET", f"/api/v1/alerts/{incident['cause_id']}").json()["evidence"]["step"]
+        column = steps.index(step)
         cell = [(column + 0.5) / len(steps), (layer + 0.5) / num_layers]
         of_prometheus = (
             f"{service.url}/#/run/{run_id}?incident={incident['incident_id']}"  # as in the rule TsemonIncident
@@ -72,6 +73,6 @@ class TestTheLinkOfAMessage:
                 page.goto(link)
                 wait_for_charts(page)
                 expect(page.get_by_label("metric", exact=True)).to_have_value(metric)
-                expect(page.locator("#readout")).to_contain_text(f"at step {incident['left_step']}: {metric} ")
+                expect(page.locator("#readout")).to_contain_text(f"at step {step}: {metric} ")
                 expect(page.get_by_label("layer", exact=True)).to_have_value(str(layer))
                 assert framed_in(page, RED) == pytest.approx(cell, abs=0.03)

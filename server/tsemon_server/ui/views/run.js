@@ -183,11 +183,12 @@ export class RunView {
     return new Map(incidents.map(({ incident_id }) => [incident_id, this.#details.get(incident_id).details]));
   }
 
-  /** Where the cause of an incident was first seen, as {metric, layer, step}; without a metric and a layer if its rule reads none by layer. */
+  /** Where the rule of an incident's cause found it, as {metric, layer, step}; the first step of the cause, without a layer, if the rule reads none. */
   #cellOf(incident, run = this.run, causes = this.#data.causes) {
-    const metric = metricIn(causes.get(incident.cause_id)?.evidence, run.metrics.layers);
+    const evidence = causes.get(incident.cause_id)?.evidence;
+    const metric = metricIn(evidence, run.metrics.layers);
     const layer = metric === null || incident.blocks === null ? null : layerOfBlock(incident.blocks[0], run, run.metrics.layers[metric]);
-    return { metric, layer, step: incident.left_step };
+    return { metric, layer, step: (layer === null ? null : evidence?.step) ?? incident.left_step };
   }
 
   /** All that the charts need. What was asked before is asked again only where the run has gone on. */
@@ -625,7 +626,7 @@ export class RunView {
     this.chartCard.scrollIntoView({ block: "nearest" });
   }
 
-  /** Show the cell in which the cause was first seen; of a rule that reads no metric by layer, the step. */
+  /** Show the cell in which the rule found the cause; of a rule that reads no metric by layer, the step. */
   #showIncident(incident) {
     const { metric, layer, step } = this.#cellOf(incident);
     const isInSight = this.zoom !== null && step >= this.zoom.from && step <= this.zoom.to;
