@@ -777,7 +777,7 @@ class TestAnAlert:
         layers, window = card.locator("table").all()
         expect(layers).to_be_hidden()
         card.get_by_text("What the rule saw").click()
-        expect(layers.get_by_role("cell", name="0.006503 layer 24")).to_be_visible()
+        expect(layers.get_by_role("cell", name="0.006503 block 23")).to_be_visible()
         expect(window.get_by_role("row").last).to_contain_text("45")
         for table in (layers, window):
             assert table.evaluate("table => table.scrollWidth <= table.parentElement.clientWidth"), "nothing is cut off"

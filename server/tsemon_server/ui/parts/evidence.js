@@ -18,8 +18,8 @@ export function seenOf(evidence) {
 /** Of which layer a condition speaks, as the service writes it; nothing where it has none. */
 const whereOf = (at) => (at.layer === undefined || at.layer === null ? "" : ` (${nameOf(at)})`);
 
-/** With several stacks a layer has a label, such as "decoder 3". */
-const nameOf = ({ layer, label }) => label ?? `layer ${layer}`;
+/** With several stacks a layer has a label, such as "decoder 3". Evidence of older versions has no block. */
+const nameOf = ({ layer, block, label }) => label ?? (block === undefined ? `layer ${layer}` : block === null ? "input of the first block" : `block ${block}`);
 
 /** The rule was met when this was seen, so that what does not hold is one of several of which some are enough. */
 function lineOf(bounds) {
