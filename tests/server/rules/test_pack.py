@@ -525,6 +525,15 @@ class TestWhatIsNoLongerMeasured:
         views = [View(5 * sample, {}, broken if sample > 5 else healthy) for sample in range(10)]
         assert names(views) == {"non-finite-activations"}
 
+    def test_is_not_a_gradient_of_blocks_that_were_frozen(self):
+        def of(update):
+            trained = {"nonfinite": np.zeros(3), "grad_norm": np.ones(2), "update_norm": np.ones(2)}
+            frozen = {"nonfinite": np.zeros(3), "update_norm": np.full(2, update)}
+            return names([View(5 * i, {"loss": 2.0}, frozen if i > 5 else trained) for i in range(12)])
+
+        assert of(0.0) == set()
+        assert of(1.0) == {"dead-probes"}
+
     def test_is_not_what_a_loop_leaves_out_that_skips_steps_with_a_gradient_that_is_not_finite(self):
         measured = {"nonfinite": np.zeros(3), "grad_norm": np.ones(2)}
 
