@@ -568,9 +568,10 @@ def _changes(told: dict[str, T], over: set[str], now: Sequence[T], id_name: str,
             over.add(key)
             yield one
     for key in [key for key in told if key not in present]:
-        ended: Any = {"state": end}
+        one = told.pop(key)
         over.add(key)
-        yield dataclasses.replace(told.pop(key), **ended)
+        ended: Any = {"state": end, "is_settled": True} if isinstance(one, Incident) else {"state": end}
+        yield dataclasses.replace(one, **ended)
 
 
 def _verdict(one: Alert | Incident) -> tuple[str, str] | None:

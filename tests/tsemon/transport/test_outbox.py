@@ -740,8 +740,9 @@ class TestIncidents:
         (known,) = outbox.incidents()
         assert (known.incident_id, known.rule, known.blocks, known.is_settled) == ("2", "onset", [3, 5], False)
         outbox.close(20)
-        states = [(one.incident_id, one.state) for one in outbox.take_events()]
-        assert states == [("2", "open"), ("1", "recovered"), ("2", "ended")]
+        *others, last = [(one.incident_id, one.state, one.is_settled) for one in outbox.take_events()]
+        assert others == [("2", "open", False), ("1", "recovered", False)]
+        assert last == ("2", "ended", True)
         assert outbox.incidents() == []
 
     def test_are_none_with_a_server_that_has_none(self, peer, open_outbox, sample):
