@@ -38,6 +38,11 @@ from tsemon.probes.stacks import (
     mixers,
 )
 
+NO_ATTENTION = (
+    "no softmax self-attention was found there, or several that are summed. attach(attention=[...]) takes the names of the "
+    "modules that compute it, which may be the blocks themselves"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Block:

@@ -35,7 +35,7 @@ from tsemon.measures.sums import Partials, counted
 from tsemon.probes.boundaries import after_block
 from tsemon.probes.calls import Calls
 from tsemon.probes.deferred import Deferred
-from tsemon.probes.discovery import Block, hides_from_hooks, innermost_attention, is_linear
+from tsemon.probes.discovery import NO_ATTENTION, Block, hides_from_hooks, innermost_attention, is_linear
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.naming import words
 from tsemon.probes.part import Part, by_reason
@@ -165,7 +165,7 @@ class EscalationProbe(Part):
 
     def _why_unseen(self, block: Block, why_unseen: str, step: str) -> str:
         if block.attention is None:
-            return "no softmax self-attention was found there, or several that are summed; attach(attention=[...]) names it"
+            return NO_ATTENTION
         if why := self._undecided.get(block.number):
             return why
         if why_unseen or (why_unseen := self._calls.why_not_run(block) or ""):

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from tsemon.measures.scores import DotProducts, Materialised, Rows, Scores, with_heads
 from tsemon.measures.sequences import MAX_BIASES, ROWS, Sequences, seen_by_attention
 from tsemon.probes.calls import FUSED, Calls
-from tsemon.probes.discovery import Block, may_take_fast_path, walk
+from tsemon.probes.discovery import NO_ATTENTION, Block, may_take_fast_path, walk
 from tsemon.probes.heads import MERGING, Merges
 from tsemon.probes.hooks import Hooks
 from tsemon.probes.kernels import Kernel, flex_scores, interface_scores, known_kernels
@@ -104,7 +104,7 @@ class AttentionPart(Part, ABC):
 
     def _why_unseen(self, block: Block, why_unseen: str) -> str:
         if block.attention is None:
-            return "no softmax self-attention was found there, or several that are summed; attach(attention=[...]) names it"
+            return NO_ATTENTION
         if why_unseen:
             return why_unseen
         if block.number not in self._run and (why_not_run := self._calls.why_not_run(block)) is not None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tsemon.measures import value_output_growth
 from tsemon.measures.sums import Partials, counted
 from tsemon.measures.weights import value_output_products, value_output_spectra
-from tsemon.probes.discovery import Block, held, is_linear
+from tsemon.probes.discovery import NO_ATTENTION, Block, held, is_linear
 from tsemon.probes.groups import is_sharded
 from tsemon.probes.parameters import ParameterProbe
 from tsemon.probes.part import Part, by_reason
@@ -143,7 +143,7 @@ class ValueOutputProbe(Part):
 
     def _weights(self, block: Block) -> ValueOutput | str:
         if block.attention is None:
-            return "no softmax self-attention was found there, or several that are summed; attach(attention=[...]) names it"
+            return NO_ATTENTION
         if callable(computed := getattr(block.attention, "value_output_weights", None)):
             return _computed(computed, block.attention)
         queries_and_keys = self._parameters.queries_and_keys(block)
