@@ -2,7 +2,7 @@
 
 import { h, keyed } from "../base/dom.js";
 import { count, time, worded, wordsOf } from "../base/format.js";
-import { evidenceOf, seenOf } from "./evidence.js";
+import { evidenceOf, metricIn, seenOf } from "./evidence.js";
 import { SeeingTo } from "./seeing_to.js";
 
 const ORDER = { firing: 0, stood: 1, acknowledged: 2, pending: 3, resolved: 4 };
@@ -26,9 +26,9 @@ export function titleOf({ summary, evidence }) {
   return (end < 0 ? summary : summary.slice(0, end)).replace(/\.$/, "");
 }
 
-/** The run's page at the step of the alert, on the first of its measures that has layers. */
+/** The run's page at the step of the alert, on the first metric by layer that its evidence names. */
 export function addressOf(alert) {
-  const [metric] = Object.entries(alert.evidence?.layers ?? {}).find(([, places]) => Object.keys(places ?? {}).length) ?? [];
+  const metric = metricIn(alert.evidence, alert.evidence?.layers ?? {});
   const query = new URLSearchParams([...(metric ? [["metric", metric]] : []), ["step", stepOf(alert)]]);
   // A later attempt hides what this one wrote from some step on.
   if (alert.resolved_reason === "new attempt") query.set("attempt", alert.attempt);

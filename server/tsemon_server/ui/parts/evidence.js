@@ -15,6 +15,16 @@ export function seenOf(evidence) {
   return h("ul", { class: "seen", "aria-label": "Conditions" }, lines.sort(([a], [b]) => b.holds - a.holds).map(lineOf));
 }
 
+/** The first of the recorded metrics that the evidence names, in a value or as a key, at any depth. */
+export function metricIn(evidence, recorded) {
+  if (typeof evidence === "string") return evidence.split(/\W+/).find((word) => Object.hasOwn(recorded, word)) ?? null;
+  for (const [name, value] of Object.entries(evidence ?? {})) {
+    const found = Object.hasOwn(recorded, name) ? name : metricIn(value, recorded);
+    if (found) return found;
+  }
+  return null;
+}
+
 /** Of which layer a condition speaks, as the service writes it; nothing where it has none. */
 const whereOf = (at) => (at.layer === undefined || at.layer === null ? "" : ` (${nameOf(at)})`);
 

@@ -15,6 +15,7 @@ import { Heads } from "../charts/heads.js";
 import { Profile } from "../charts/profile.js";
 import { Timeline } from "../charts/timeline.js";
 import { Alerts, shownState, stepOf } from "../parts/alert_cards.js";
+import { metricIn } from "../parts/evidence.js";
 import { Incidents, worstFirst } from "../parts/incident_cards.js";
 import { RunHeader, takenBackFrom } from "../parts/run_header.js";
 
@@ -705,13 +706,3 @@ const meaningOf = ({ title, unit, equation }) => `${title}${unit === "1" ? "" : 
 
 /** The attempt to show for a step of an incident: null for the run as a whole, unless a later attempt took the step back. */
 const attemptAt = (step, incident, run) => (step < takenBackFrom(run, incident.attempt) ? null : incident.attempt);
-
-/** The first of the run's metrics that the evidence names, in a value or as a key, at any depth. */
-function metricIn(evidence, recorded) {
-  if (typeof evidence === "string") return evidence.split(/\W+/).find((word) => Object.hasOwn(recorded, word)) ?? null;
-  for (const [name, value] of Object.entries(evidence ?? {})) {
-    const found = Object.hasOwn(recorded, name) ? name : metricIn(value, recorded);
-    if (found) return found;
-  }
-  return null;
-}
