@@ -28,6 +28,14 @@ rules:
   - {name: high-loss, when: loss > 10 for 2 samples, clear: loss < 5 for 1 sample, severity: warning}
   - {name: loss-stall, when: loss > 3 for 4 samples, clear: loss < 3 for 1 sample, severity: info}
 """)
+SLOW_STALL = load("""
+rules:
+  - name: loss-stall
+    when: loss > 3 and loss < 10 for 40 samples
+    clear: loss < 3 for 1 sample
+    severity: info
+    evidence: {stalled_steps: "steps_since_lowest(loss, by=0.01)"}
+""")
 WITHOUT_A_LOSS = """
 rules:
   - {name: high, when: scalar("mine") > 10 for 1 sample, clear: scalar("mine") < 5 for 1 sample, severity: warning}
@@ -163,6 +171,48 @@ class TestAnIncident:
             assert api.get(f"/alerts/{pending['alert_id']}")[0] == 404
         send(api, run_id, [1] * 200, from_step=103)
         assert only(api, run_id)["state"] == "recovered"
+
+    @pytest.mark.both_engines
+    @pytest.mark.parametrize("late", [[[33]], [[33], [23]], [[23, 33]], [[23], [33]]])
+    def test_remembers_a_stall_that_fires_in_late_frames(self, start, late):
+        """Step 23 is missing when the run ends, at step 32. Steps 33 to 69 come after it, too."""
+        api = start(rules=[*OWN, *SLOW_STALL])
+        run_id = api.register()
+        frames = [loss_frame(step, 1 if step == 0 else 20 if step < 3 else 4) for step in range(70)]
+        parts = {23: [frames[23]], 33: frames[33:]}
+        api.send_ok(run_id, frames[:23] + frames[24:33])
+        change(api, run_id, "finished")
+        for body in late:
+            api.send_ok(run_id, [frame for part in body for frame in parts[part]])
+        assert only(api, run_id)["state"] == "ended"
+        change(api, run_id, "running")
+        assert only(api, run_id)["state"] == "open"
+        assert [a["state"] for a in api.get("/alerts", rule="loss-stall")["alerts"]].count("pending") <= 1
+        send(api, run_id, [1] * 100, from_step=70)
+        assert only(api, run_id)["state"] == "recovered"
+
+    def test_forgets_a_stall_that_late_frames_take_back(self, start):
+        api = start(rules=[*OWN, *SLOW_STALL])
+        run_id = api.register()
+        losses = [1, 20, 20, 1, *[4] * 5]
+        frames = [loss_frame(step, loss) for step, loss in enumerate(losses)]
+        frames += [loss_frame(step, 1) for step in range(len(losses), 100)]
+        api.send_ok(run_id, frames[:9])
+        change(api, run_id, "finished")
+        assert only(api, run_id)["state"] == "ended"
+        api.send_ok(run_id, frames[9:])
+        change(api, run_id, "running")
+        assert only(api, run_id)["state"] == "recovered"
+
+    def test_is_over_with_the_rule_of_its_stall(self, start):
+        api = start(rules=WITH_A_STALL)
+        run_id = api.register()
+        send(api, run_id, [1, 20, 20, 4, 4])
+        change(api, run_id, "finished")
+        assert api.http.delete("/api/v1/rules/loss-stall").status_code == 200
+        change(api, run_id, "running")
+        send(api, run_id, [1] * 100, from_step=5)
+        assert only(api, run_id)["state"] != "open"
 
     def test_has_not_recovered_if_another_attempt_begins_while_a_stall_is_pending(self):
         rules = load("rules: [{name: loss-stall, when: loss > 3 and loss < 10 for 200 samples, severity: info}]")

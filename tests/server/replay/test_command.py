@@ -172,12 +172,15 @@ class TestASpooledRun:
         run = RecordedRun(FAILING)
         first = next(alert[0] for alert in replayed(run))
         middle = run.frames[len(run.frames) // 2].step
-        spool(run, tmp_path, key="1", frames=[frame for frame in run.frames if frame.step <= first])
+        earlier = spool(run, tmp_path, key="1", frames=[frame for frame in run.frames if frame.step <= first])
         spool(
             run, tmp_path, key="2", frames=[frame for frame in run.frames if frame.step >= middle], resume_step=middle
         )
         before, *_ = alerts_of(tmp_path)[run.name]
         assert (before["firing_step"], before["resolved_step"]) == (first, middle)
+        (earlier / "end.json").write_text('{"state": "failed"}')
+        before, *_ = alerts_of(tmp_path)[run.name]
+        assert (before["firing_step"], before["resolved_step"]) == (first, first)
 
     def test_says_what_the_service_would_refuse_and_reads_the_rest(self, tmp_path, start):
         run = RecordedRun(HEALTHY)

@@ -62,7 +62,8 @@ def replay(recording: Recording, evaluator: Evaluator) -> Replayed:
     has = dict[str, set[str]](scalar=set(), layers=set(), heads=set())
     for first_step, views, has_ended in recording.attempts():
         if attempts:
-            attempts[-1].end(first_step)
+            before = attempts[-1]
+            before.end(first_step if before.last_step is None else before.last_step)
         attempts.append(_Alerts())
         state, last_step = evaluator.start(), first_step
         rising = _rising(views)
@@ -125,12 +126,12 @@ class _Alerts:
         elif event.kind == "resolved":
             self._resolve(rule, event.resolved_step)
 
-    def end(self, first_step: int) -> None:
-        """A new attempt ends what fires at the step that it starts at, but never before it fired."""
+    def end(self, at_step: int) -> None:
+        """A new attempt ends what fires, at its first step or at the end of the training, but never before it fired."""
         for rule, one in self._open.items():
             if one.firing_step is None and not one.is_stall:
                 continue
-            step = max(one.firing_step or 0, first_step)
+            step = max(one.firing_step or 0, at_step)
             self._over.append(one.ended(step, is_cleared=False))
             if one.firing_step is not None:
                 self._resolve(rule, step)
@@ -141,12 +142,12 @@ class _Alerts:
         self.alerts[place] = replace(self.alerts[place], resolved_step=step)
 
     def verdicts(self, *, has_loss: bool) -> list[Verdict]:
-        incidents = incidents_of([*self._over, *self._open.values()])
-        verdicts = [one.verdict(ORDER, has_loss=has_loss, last_step=self.last_step) for one in incidents]
-        if self.last_step is None:
-            return verdicts
-        end = {"state": "ended", "ended_step": self.last_step}
-        return [one.model_copy(update=end) if one.state == "open" else one for one in verdicts]
+        last_step, still = self.last_step, [*self._open.values()]
+        if last_step is not None:
+            ended = (one for one in still if one.firing_step is not None or one.is_stall)
+            still = [one.ended(max(one.firing_step or 0, last_step), is_cleared=False) for one in ended]
+        incidents = incidents_of([*self._over, *still])
+        return [incident.verdict(ORDER, has_loss=has_loss, last_step=last_step) for incident in incidents]
 
 
 def _rising(views: Iterator[View]) -> Iterator[View]:

@@ -222,8 +222,10 @@ class AlertChanges(Alerts):
 
     def change(self, run_id: str, attempt: int, rule: str, from_state: AlertState, **values: Any) -> int | None:
         """Change the alert of the rule that is in `from_state`; its id, or None where there is none."""
-        mine = (_alert.run_id == run_id, _alert.attempt == attempt, _alert.rule == rule, _alert.state == from_state)
-        which = select(func.max(_alert.alert_id)).where(*mine)
+        mine = (_alert.run_id == run_id, _alert.attempt == attempt, _alert.rule == rule)
+        if from_state == "pending":
+            self._show_again(*mine)
+        which = select(func.max(_alert.alert_id)).where(*mine, _alert.state == from_state)
         alert_id: int | None = self._connection.execute(which).scalar_one()
         if alert_id is not None:
             self.changed.add((run_id, attempt))
@@ -245,6 +247,7 @@ class AlertChanges(Alerts):
         over later stays so, and is listed too.
         """
         self.changed.add((run_id, attempt))
+        self._show_again(_alert.run_id == run_id, _alert.attempt == attempt)
         is_of_rules = func.coalesce(_alert.resolved_reason, "clear") == "clear"
         began_later = or_(_alert.pending_step > step, _alert.firing_step > step)
         listed = case((is_of_rules, began_later), else_=_alert.resolved_step > step)
@@ -340,7 +343,9 @@ class AlertChanges(Alerts):
 
     def end_of_rule(self, rule: str, project: str | None = None, *, besides: Collection[str] = ()) -> None:
         """Resolve the alerts of a disabled rule: those of runs of `project`, or of all projects but those in `besides`."""
-        self._end(_is_of_rule(rule, project, besides), _over(_LAST_STEP, "rule disabled"))
+        which = _is_of_rule(rule, project, besides)
+        self._update(and_(which, _NEVER_FIRED), resolved_reason="rule disabled")
+        self._end(which, _over(_LAST_STEP, "rule disabled"))
 
     def runs_of_rule(self, rule: str, project: str | None = None, *, besides: Collection[str] = ()) -> list[str]:
         """Ids of the runs whose alerts `end_of_rule` resolves, in order."""
@@ -363,6 +368,10 @@ class AlertChanges(Alerts):
         fires = and_(which, _alert.state == "firing")
         self._queue_notices(fires)
         self._update(fires, state="resolved", **over)
+
+    def _show_again(self, *which: ColumnElement[bool]) -> None:
+        """Let a stall that was kept at the end of its attempt be pending: late frames may change it."""
+        self._update(and_(*which, _NEVER_FIRED), state="pending", **_NOT_OVER)
 
     def _update(self, which: ColumnElement[bool], **values: Any) -> int:
         changed = update(tables.alert).where(which).values(updated_at=self._now, **values)
