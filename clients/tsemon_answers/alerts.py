@@ -133,6 +133,8 @@ class Alert(Record):
     """Note of whoever acknowledged it."""
     silenced: bool = False
     """True if a silence applies to the alert now."""
+    superseded: bool = False
+    """True if its condition is over, but its incident has not recovered."""
     incident_id: str | None = None
     """Incident that it belongs to; null if it has not fired, only informs, or fired before there were incidents."""
     summary: str

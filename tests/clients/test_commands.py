@@ -25,6 +25,8 @@ from tests.clients.command_line import (
     send,
 )
 from tsemon.wire import API
+from tsemon_answers.alerts import Alert
+from tsemon_client.commands.alerts import state_of
 from tsemon_client.commands.incidents import NONE_OPEN
 from tsemon_client.commands.sub_step import first_zoom
 
@@ -250,7 +252,7 @@ class TestAlerts:
         head, *lines = shown.splitlines()
         assert head.split() == ["id", "state", "severity", "rule", "run", "step", "changed", "summary"]
         assert [line.split()[1:5] for line in lines] == [
-            ["resolved", "critical", "entropy-collapse", "demo/gpt"],
+            ["superseded", "critical", "entropy-collapse", "demo/gpt"],
             ["firing", "warning", "loss-spike", "demo/gpt"],
         ]
 
@@ -316,6 +318,13 @@ class TestAlerts:
         assert code == 3
         assert "loss is 20 (loss-spike)" in shown
         assert max(map(len, shown.splitlines())) <= 60
+
+
+class TestTheStateOfAnAlert:
+    @pytest.mark.parametrize(("superseded", "word"), [(True, "superseded"), (False, "resolved")])
+    def test_is_superseded_while_its_incident_lasts(self, superseded, word):
+        over = {"state": "resolved", "resolved_reason": "clear", "silenced": False}
+        assert state_of(Alert.model_construct(**over, superseded=superseded))[0] == word
 
 
 class TestIncidents:

@@ -79,6 +79,7 @@ class TestAnAlert:
             "acknowledged_by": None,
             "note": None,
             "silenced": False,
+            "superseded": False,
             "incident_id": "1",
             "summary": "The loss is high: loss is 20 (above 10).",
             "evidence": told[0]["evidence"],

@@ -118,19 +118,26 @@ class TestAnIncident:
         ids = {alert["incident_id"] for alert in api.get("/alerts")["alerts"]}
         assert ids == {incident["incident_id"]}
 
+    @pytest.mark.both_engines
     def test_supersedes_a_consequence_that_is_over_before_it(self, api, run_id):
         send(api, run_id, [1, 20, 20, 200, 200, 20])
         (consequence,) = only(api, run_id)["consequences"]
         assert (consequence["state"], consequence["resolved_step"]) == ("superseded", 5)
+        assert self.superseded(api) == {"high-loss": False, "very-high-loss": True}
         send(api, run_id, [1], from_step=6)
         incident = only(api, run_id)
         assert (incident["state"], incident["ended_step"]) == ("recovered", 6)
         assert incident["consequences"][0]["state"] == "resolved"
+        assert self.superseded(api) == {"high-loss": False, "very-high-loss": False}
 
     def test_supersedes_a_consequence_of_a_failure_that_lasts_until_the_end(self, api, run_id):
         send(api, run_id, [1, 20, 20, 200, 200, 20])
         change(api, run_id, "failed")
         assert only(api, run_id)["consequences"][0]["state"] == "superseded"
+        assert self.superseded(api) == {"high-loss": False, "very-high-loss": True}
+
+    def superseded(self, api):
+        return {alert["rule"]: alert["superseded"] for alert in api.get("/alerts")["alerts"]}
 
     @pytest.mark.parametrize(("also", "state"), [({}, "ended"), ({"loss": 1.0}, "recovered")])
     def test_has_not_recovered_if_no_loss_shows_it(self, start, also, state):

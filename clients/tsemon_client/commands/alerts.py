@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 STATE_STYLES = {"firing": "bold red", "pending": "yellow", "acknowledged": "magenta", "resolved": "green"}
+SUPERSEDED = "superseded", "yellow"
 STATES = ("pending", "firing", "acknowledged", "resolved")
 
 
@@ -238,6 +239,8 @@ def _cells(alert: Alert, has_attempt: bool) -> list[Cell]:
 
 
 def state_of(alert: Alert) -> tuple[str, str]:
+    if alert.superseded:
+        return SUPERSEDED
     did_stand = alert.resolved_reason == "run ended"
     word, style = (
         ("fired to the end" if did_stand else alert.state),
@@ -289,7 +292,7 @@ def _facts(alert: Alert) -> Iterator[tuple[str, Cell]]:
     yield "summary", alert.summary
     if alert.advice.get("text"):
         yield "what to try", advice_of(alert)
-    is_over = alert.resolved_reason not in (None, "run ended")
+    is_over = alert.resolved_reason not in (None, "run ended") and not alert.superseded
     yield "state", f"{alert.state} ({alert.resolved_reason})" if is_over else state_of(alert)
     yield "severity", (alert.severity, SEVERITY_STYLES[alert.severity])
     yield "run", f"{alert.project}/{alert.run}, attempt {alert.attempt}"

@@ -166,7 +166,9 @@ class TestTheCardOfAnIncident:
         card.get_by_text("also fired (1)").click()
         expect(consequence).to_have_text("supersededThe loss is very high step 20 to 25")
         consequence.get_by_role("button").click()
-        expect(page.get_by_role("article", name="very-high-loss", exact=True)).to_have_class(re.compile("called"))
+        alert = page.get_by_role("article", name="very-high-loss", exact=True)
+        expect(alert).to_have_class(re.compile("called"))
+        expect(alert.locator(".pill")).to_have_text("superseded")
 
     def test_stays_unfolded_while_the_run_goes_on(self, page, service):
         run_id = service.register("spike")

@@ -52,6 +52,16 @@ _NEVER_FIRED = and_(_alert.state == "resolved", _alert.firing_step.is_(None))
 """A stall of the loss that was pending when the attempt ended."""
 
 
+def _is_superseded() -> ColumnElement[bool]:
+    """Whether the condition of an alert is over, but its incident has not recovered."""
+    incident = tables.incident.c
+    lasts = select(incident.incident_id).where(
+        incident.incident_id == _alert.incident_id, incident.state != "recovered"
+    )
+    is_over = and_(_alert.state == "resolved", func.coalesce(_alert.resolved_reason, "clear") == "clear")
+    return and_(is_over, lasts.correlate(tables.alert).exists())
+
+
 class FiringAlert(NamedTuple):
     """An alert that fires and is not silenced."""
 
@@ -87,6 +97,7 @@ def select_alerts() -> Select[Any]:
         _run.project,
         _run.run,
         silences.is_silenced().label("silenced"),
+        func.coalesce(_is_superseded(), False).label("superseded"),
     )
     return query.join(tables.run, _run.run_id == _alert.run_id).where(~_NEVER_FIRED)
 
@@ -106,7 +117,7 @@ def _alert_as_read(row: tuple[Any, ...]) -> Alert:
     """The alert in a row of `_OPEN_ALERTS`. While the row is the same, it is made once: its evidence has kilobytes."""
     read = dict(zip(_COLUMNS, row, strict=True))
     as_json = {name: json.loads(read[name]) for name in ("evidence", "advice")}
-    return _alert_from({**read, **as_json, "silenced": bool(read["silenced"])})
+    return _alert_from({**read, **as_json, **{name: bool(read[name]) for name in ("silenced", "superseded")}})
 
 
 # Built once, for every body of frames asks them.

@@ -44,7 +44,9 @@ export function cardOf(alert, { place, about = null, seeingTo }) {
     h(
       "header",
       {},
-      h("span", { class: `pill ${alert.state}` }, wordsOf(alert.state)),
+      alert.superseded
+        ? h("span", { class: "pill", title: "The condition is over, but the incident has not recovered." }, "superseded")
+        : h("span", { class: `pill ${alert.state}` }, wordsOf(alert.state)),
       h("span", { class: `severity ${alert.severity}` }, alert.severity),
       h("a", { class: "rule", href: `#/rules?${new URLSearchParams({ rule: alert.rule, project: alert.project })}` }, alert.rule),
       alert.silenced ? h("span", { class: "pill", title: "a silence applies: nobody is told" }, "silenced") : null,
