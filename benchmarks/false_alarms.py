@@ -37,7 +37,7 @@ def main() -> None:
         verdicts = judged(trials, folder)
         counts = {trial.name: num_samples(folder, trial.name) for trial in trials}
     print(conditions(len(verdicts)))
-    print("| models | runs | steps | samples | alarms | a thousand steps |")
+    print("| models | runs | steps | samples | alerts | per thousand steps |")
     print("|---|---|---|---|---|---|")
     for title, group in (
         ("Hugging Face, as they start", UNTRAINED),
