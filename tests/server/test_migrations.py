@@ -9,6 +9,7 @@ from alembic.config import Config
 from sqlalchemy import create_engine
 
 from tests.databases import with_driver
+from tsemon.stacks import Stacks
 from tsemon_server.store import Store
 from tsemon_server.store.engine import MIGRATIONS
 from tsemon_server.store.ledger.progress import Progress
@@ -137,7 +138,7 @@ class TestADatabaseOfAnEarlierVersion:
         assert api.http.post(path, json={"by": "on-call"}).json()["state"] == "acknowledged"
         with api.app.state.parts.store.write() as writer:
             assert writer.progress.of("aa11", 2) is None
-            assert writer.runs.model("aa11", 1) == (frozenset(), None)
+            assert writer.runs.model("aa11", 1) == (frozenset(), Stacks.of(2))
             writer.progress.keep("aa11", 2, Progress(read_to=5))
 
     def test_is_upgraded_once(self, api):

@@ -191,13 +191,11 @@ def assert_is_whole(card: dict[str, Any], alert: dict[str, Any]) -> None:
     assert (card["rule"], card["title"]) == (alert["rule"], RULES[alert["rule"]].title)
     assert numberless(alert["advice"]["text"]) in numberless(card["advice"])
     seen = {
-        (one["value"], one.get("layer"), one["holds"]) for one in evidence["conditions"] if one["holds"] is not None
+        (one["value"], place_in_words(one), one["holds"]) for one in evidence["conditions"] if one["holds"] is not None
     }
     assert len(card["conditions"]) == len(seen) > 0
-    for value, layer, _ in seen:
-        assert any(
-            line.startswith(value if layer is None else f"{value} (layer {layer})") for line in card["conditions"]
-        )
+    for value, place, _ in seen:
+        assert any(line.startswith(value + place) for line in card["conditions"])
     if RULES[alert["rule"]].on == "clock":
         times = [row[0] for row in card["window"]]
         assert all(re.fullmatch(r"(\d+ min)?( ?\d+ s)?", time) for time in times), times
@@ -213,6 +211,13 @@ def assert_is_whole(card: dict[str, Any], alert: dict[str, Any]) -> None:
     for name in (*names, *evidence["also_firing"], *evidence["not_measured"]):
         assert name in text
     assert not re.search(r"undefined|NaN|Infinity|null|\[object", text.replace(card["advice"], ""))
+
+
+def place_in_words(condition: dict[str, Any]) -> str:
+    if condition.get("layer") is None:
+        return ""
+    block = condition["block"]
+    return f" ({condition.get('label') or ('input of the first block' if block is None else f'block {block}')})"
 
 
 def numberless(text: str) -> str:
