@@ -835,6 +835,15 @@ class TestAnswersThatNoLongerDependOnTheInput:
         assert told["output-ignores-input"] == 110
         assert told.get("output-ignores-input-after-loss") == (110 if is_told else None)
 
+    @pytest.mark.parametrize(("level", "is_told"), [(2.15, True), (2.05, False), (1.9, False)])
+    def test_are_told_early_if_the_loss_also_stays_above_its_lowest_level(self, level, is_told):
+        """A loss that only jumps for a few steps, or falls further, is that of a model that learns."""
+        views = list(answering(5e-3, global_diversity=[0.6, 0.3, 0.05]))
+        for view in views:
+            recent = 2.0 if view.step < 90 else 2.3 if view.step < 100 else level
+            view.scalars.update(loss_recent=recent, loss_before=2.0 if view.step < 100 else level, loss_noise=0.1)
+        assert names(views) == ({"output-ignores-input-after-loss"} if is_told else set())
+
     def test_are_told_as_the_fault_of_data_or_loss_if_the_loss_is_far_above_the_first_one(self):
         views = list(answering(1e-6, global_diversity=[0.6, 0.3, 0.01]))
         for view in views:
