@@ -28,7 +28,7 @@ from trials.default import seeded
 from trials.healthy import HEALTHY
 from trials.judging import judge
 from trials.outcomes import HEAD, HEALTHY_HEAD, Outcome, gap_table, healthy_tables, live_tables
-from trials.recording import Losses, Trial, read_losses, record
+from trials.recording import PROJECT, Losses, Trial, read_losses, record
 from trials.report import conditions, filled
 
 from tsemon import schedule
@@ -115,7 +115,16 @@ def watched(trials: Iterable[Trial]) -> Iterator[Outcome]:
             twin = losses[trial.twin].loss if trial.twin else None
             told = alarms_of(client, trial.name), incidents_of(client, trial.name)
             verdict = judge(trial, losses[trial.name].loss, twin, *told)
-            yield Outcome(verdict, status, losses[trial.name], trained_s, trained_s - thread_s)
+            beside_s = trained_s - thread_s
+            yield Outcome(verdict, status, losses[trial.name], trained_s, beside_s, is_repeatable(client, trial.name))
+
+
+def is_repeatable(client: Client, run: str) -> bool:
+    """Whether a replay of the stored frames gives the same alerts at the same steps. Time-based rules do not count."""
+    run_id = client.find_run(run, project=PROJECT).run_id
+    alerts = [alert for alert in client.alerts(run_id=run_id) if alert.family != "liveness"]
+    live = {(alert.rule, alert.firing_step) for alert in alerts if alert.firing_step is not None}
+    return live == {(alert.rule, alert.firing_step) for alert in client.test_rules(run_id).alerts}
 
 
 if __name__ == "__main__":

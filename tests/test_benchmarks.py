@@ -322,6 +322,9 @@ class TestLive:
         assert max(lags) <= 20, printed
         assert statistics.median(lags) <= 5, printed
 
+    def test_gives_the_same_alerts_when_it_is_replayed(self, printed):
+        assert printed.count("* runs whose replay gives other alerts: 0\n") == 2, printed
+
     def test_reports_a_loss_that_is_not_finite_within_2_steps(self, printed, rows):
         for name in ("text-nan-71", "gpt2-nan-71"):
             assert rows[name]["first_alert"].endswith("loss-not-finite"), printed

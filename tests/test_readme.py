@@ -173,7 +173,7 @@ class TestItsNumbers:
         for name, condition in (("not sampled", "unsampled"), ("sampled", "sampled"), ("whole run", "amortised")):
             row = rows[condition]
             assert re.search(rf"^\| {name}.* \| {row['ratio to none']}\b.* \| {row['95 % interval']} \|$", README, re.M)
-        assert f"(one in ten: {rows['sampled, slow tier too']['ratio to none']})" in FLAT
+        assert f"(with slow metrics: {rows['sampled, slow tier too']['ratio to none']})" in FLAT
         assert "(5.9 M parameters)" in (ROOT / "docs/benchmarks.md").read_text()
 
     def test_of_metrics_and_rules_are_those_that_there_are(self):

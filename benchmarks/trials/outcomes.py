@@ -25,6 +25,8 @@ class Outcome:
     """CPU time of the process."""
     beside_s: float
     """CPU time of the threads that send the frames."""
+    is_repeatable: bool
+    """Whether a replay of the stored frames gives the alerts that the run gave."""
 
     @property
     def num_samples(self) -> int:
@@ -168,6 +170,7 @@ def _live_summary(outcomes: Sequence[Outcome]) -> list[str]:
         f"that rule also fires in {num_plateaus} of {len(healthy)} healthy runs",
         f"* false alerts: {sum(len(o.verdict.false) for o in outcomes)} in {len(outcomes)} runs",
         f"* healthy runs that zoomed in: {_listed(zoomed)} of {len(healthy)}",
+        _replays(outcomes),
         f"* overhead in CPU time: {_shares(outcomes)}; of runs that did not zoom in: "
         f"{_shares([o for o in outcomes if o.status.zooms is None])}",
     ]
@@ -178,9 +181,15 @@ def _healthy_summary(outcomes: Sequence[Outcome]) -> list[str]:
         f"* {len(outcomes)} runs, {sum(o.verdict.num_steps for o in outcomes):,} steps",
         f"* runs with an alert: {_listed([o.verdict.trial.name for o in outcomes if o.verdict.alarms])}",
         f"* runs that zoomed in: {_listed([o.verdict.trial.name for o in outcomes if o.status.zooms is not None])}",
+        _replays(outcomes),
         f"* overhead in CPU time: {_shares(outcomes)}",
         f"* runs with an overhead in CPU time above {MAX_OVERHEAD:.1%}: {sum(o.overhead > MAX_OVERHEAD for o in outcomes)}",
     ]
+
+
+def _replays(outcomes: Sequence[Outcome]) -> str:
+    others = [o.verdict.trial.name for o in outcomes if not o.is_repeatable]
+    return f"* runs whose replay gives other alerts: {_listed(others)}"
 
 
 def _listed(names: Sequence[str]) -> str:
