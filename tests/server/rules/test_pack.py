@@ -874,3 +874,32 @@ def test_collapsed_states_are_told_by_the_states_and_the_answers(diversity, vari
     layers = {"global_diversity": np.array([0.6, 0.3, diversity])}
     told = names(View(step, {"output_variation": variation}, layers) for step in range(0, 50, 5))
     assert ("states-collapse" in told) == is_told
+
+
+def decaying(alignment, ratio, blocks=()):
+    scalars = {"step_size": ratio, "total_param_norm": 1.0, "update_alignment": alignment}
+    layers = {"update_alignment": np.array(blocks or [alignment]), "param_norm": np.ones(len(blocks) or 1)}
+    return [View(step, scalars, layers) for step in range(0, 50, 5)]
+
+
+class TestWeightDecay:
+    @pytest.mark.parametrize(
+        ("alignment", "ratio", "is_told"),
+        [
+            pytest.param(-0.95, 6e-4, True, id="nothing else is left"),
+            pytest.param(-0.95, 4e-4, False, id="of updates that hardly count"),
+            pytest.param(-0.7, 8e-3, True, id="half a percent of the norm goes in a step"),
+            pytest.param(-0.7, 4e-3, False, id="a quarter of a percent"),
+            pytest.param(-0.3, 5e-2, False, id="large updates that mainly turn the weights"),
+        ],
+    )
+    def test_is_told_by_what_it_takes_away(self, alignment, ratio, is_told):
+        assert ("weight-decay-outweighs-gradient" in names(decaying(alignment, ratio))) is is_told
+
+    def test_is_told_of_the_blocks_whose_updates_point_against_their_weights(self):
+        told = next(rule for rule in PACK if rule.name == "weight-decay-outweighs-gradient")
+        evaluator = Evaluator([told])
+        state = evaluator.start()
+        views = decaying(-0.7, 8e-3, blocks=[0.1, -0.9, -0.8, -0.2])
+        events = [event for view in views for event in evaluator.advance(state, view)]
+        assert {event.evidence["blocks"] for event in events if event.kind == "firing"} == {(1, 2)}
