@@ -3,13 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 # A machine that keeps no compiled Python would compile all of tsemon again for each process that a test starts.
 unexport PYTHONDONTWRITEBYTECODE
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 
-.PHONY: demo test test-all fuzz lint stack-check compose-check clean
+.PHONY: demo site test test-all fuzz lint stack-check compose-check clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.done
 	$(BIN)/tsemon demo
+
+# The documentation, which the server serves at /help. With --quiet, mkdocs would not count warnings.
+site: .venv/docs.done
+	$(SITE)
 
 # One more than there are cores: tests often wait for a browser, a database or another process. Each further one collects
 # all tests and imports all packages once more.
@@ -56,7 +61,8 @@ $(BIN)/python:
 	@echo "Setting up .venv for tsemon[$*] (once) ..."
 	$(INSTALL) '.[$*]'
 	$(if $(filter dev,$*),$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/zoo/packages.txt)
+	$(if $(filter dev,$*),$(SITE))
 	@touch $@
 
 clean:
-	rm -rf .venv .tsemon dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .tsemon dist server/tsemon_server/help .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 from tests.installing import PROJECT, ROOT, environment, needed
 from tests.service import ServiceProcess
 
-WITHOUT_TORCH = {"server", "postgres", "export", "client", "import", "pandas", "polars"}
+WITHOUT_TORCH = {"docs", "server", "postgres", "export", "client", "import", "pandas", "polars"}
 
 
 def with_tsemon(folder, *extras):

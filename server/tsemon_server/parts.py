@@ -30,6 +30,8 @@ from tsemon_server.settings import Settings
 from tsemon_server.spools import SpoolView
 from tsemon_server.store import Store
 
+HELP = Path(__file__).parent / "help"
+"""The documentation, if `make site` has built it."""
 BEAT_S = 15.0
 """Interval at which a quiet stream of events sends a comment and checks its token again: so proxies leave the connection
 open, and the server notices when it is broken."""
@@ -62,6 +64,7 @@ class Parts:
     """What works on threads of its own between `start` and `stop`."""
     beat_s: float
     backlog: Backlog
+    help_folder: Path = HELP
     glances: Kept = field(default_factory=Kept)
     large_bodies: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_BODIES_AT_ONCE))
     large_bodies_read: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LARGE_BODIES_READ))
@@ -92,6 +95,7 @@ def make_parts(
     look_every_s: float = LOOK_EVERY_S,
     listen_s: float = LISTEN_S,
     beat_s: float = BEAT_S,
+    help_folder: Path = HELP,
 ) -> Parts:
     """The parts on their database, which is migrated first, or on a spool folder; built-in rules if none are given.
 
@@ -148,6 +152,7 @@ def make_parts(
         at_work=at_work,
         beat_s=beat_s,
         backlog=Backlog(limits.wait_s, on_rest=give_back_soon),
+        help_folder=help_folder,
     )
 
 

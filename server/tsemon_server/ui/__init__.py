@@ -37,7 +37,7 @@ SAFETY_HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 
-# Swagger UI has pictures within its style sheet.
+# Swagger UI and the documentation have pictures within their style sheets.
 DOCS_HEADERS = SAFETY_HEADERS | {
     "Content-Security-Policy": SAFETY_HEADERS["Content-Security-Policy"] + "; img-src 'self' data:"
 }

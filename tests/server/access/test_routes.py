@@ -44,7 +44,11 @@ class TestWhatARouteNeeds:
         assert {route.replace(API, "") for route in OPEN} == {
             *(f"{method} /session" for method in ("GET", "POST", "DELETE")),
             *("GET /healthz", "GET /readyz", "GET /openapi.json", "GET /docs"),
-            *(f"{method} {path}" for method in ("GET", "HEAD") for path in ("/", "/ui/{name:path}")),
+            *(
+                f"{method} {path}"
+                for method in ("GET", "HEAD")
+                for path in ("/", "/ui/{name:path}", "/help", "/help/{name:path}")
+            ),
         }
 
     def test_comes_with_what_the_path_names(self):

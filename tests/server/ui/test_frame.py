@@ -113,6 +113,7 @@ class TestTheNavigation:
             "Rules": "#/rules",
             "Compare": "#/compare",
             "API": "docs",
+            "Help": "help/",
         }
 
     @pytest.mark.parametrize("address", ["#/nonsense", "#nonsense"])
