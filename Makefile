@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 .PHONY: demo site test test-all fuzz lint stack-check compose-check clean
 .DELETE_ON_ERROR:
 
-demo: .venv/demo.done
+demo: .venv/demo,docs.done
 	$(BIN)/tsemon demo
 
 # The documentation, which the server serves at /help. With --quiet, mkdocs would not count warnings.
@@ -61,7 +61,7 @@ $(BIN)/python:
 	@echo "Setting up .venv for tsemon[$*] (once) ..."
 	$(INSTALL) '.[$*]'
 	$(if $(filter dev,$*),$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement tests/zoo/packages.txt)
-	$(if $(filter dev,$*),$(SITE))
+	$(if $(filter dev demo%,$*),$(SITE))
 	@touch $@
 
 clean:
