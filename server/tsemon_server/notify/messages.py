@@ -269,15 +269,15 @@ _ENDS = {
 
 
 def _seen_at(evidence: Mapping[str, Any]) -> tuple[str | None, int | None]:
-    """Return the first metric of the conditions that has layers, and the layer of its condition if there is one."""
-    metrics = evidence.get("layers")
-    if not isinstance(metrics, Mapping):
+    """Return the first measured metric of the conditions that has layers, and the layer of its condition if there is one."""
+    if not isinstance(profiles := evidence.get("layers"), Mapping):
         return None, None
+    metrics = [metric for metric, profile in profiles.items() if profile]
     for condition in evidence.get("conditions", ()):
         named = [metric for metric in re.split(r"\W+", condition["value"]) if metric in metrics]
         if named:
             return named[0], condition.get("layer")
-    return next(iter(metrics), None), None
+    return (metrics[0] if metrics else None), None
 
 
 def _rules(notices: Sequence[Notice]) -> str:

@@ -248,11 +248,11 @@ class TestARow:
         run_id = service.replay("tse_vit24-s0")
         page.goto("/")
         verdict, link = cell(page, "tse_vit24-s0", "alerts"), cell(page, "tse_vit24-s0", "alerts").get_by_role("link")
-        expect(verdict).to_have_text("Tokens become the same over depthblocks 3 to 23, since step 0")
+        expect(verdict).to_have_text("Tokens become the same over depthblocks 1 to 23, since step 0")
         expect(link).to_have_attribute("title", re.compile(r"1 alert is open\.$"))
         service.request("PATCH", f"/api/v1/runs/{run_id}", json={"state": "failed"}).raise_for_status()
         expect(link).to_have_attribute("title", re.compile(r"1 alert fired at the end\.$"))
-        expect(verdict).to_have_text("Tokens become the same over depthblocks 3 to 23, since step 0")
+        expect(verdict).to_have_text("Tokens become the same over depthblocks 1 to 23, since step 0")
 
 
 class TestTheListWhileRunsTrain:

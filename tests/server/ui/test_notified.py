@@ -48,7 +48,7 @@ def link_in(slack):
         ("tse_vit24", "token_diversity"),
         ("ent_qk20", "attention_entropy"),
         ("dead_relu", "dead_units"),
-        ("dead_wd", "param_norm"),
+        ("dead_frozen", "update_norm"),
     ],
 )
 class TestTheLinkOfAMessage:
