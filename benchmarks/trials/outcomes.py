@@ -179,7 +179,8 @@ def _live_summary(outcomes: Sequence[Outcome]) -> list[str]:
 def _healthy_summary(outcomes: Sequence[Outcome]) -> list[str]:
     return [
         f"* {len(outcomes)} runs, {sum(o.verdict.num_steps for o in outcomes):,} steps",
-        f"* runs with an alert: {_listed([o.verdict.trial.name for o in outcomes if o.verdict.alarms])}",
+        f"* runs with an alert: {_listed([o.verdict.trial.name for o in outcomes if o.verdict.alarms])}; with a spike "
+        f"by rules on the loss: {_listed([o.verdict.trial.name for o in outcomes if o.verdict.accident < NEVER])}",
         f"* runs that zoomed in: {_listed([o.verdict.trial.name for o in outcomes if o.status.zooms is not None])}",
         _replays(outcomes),
         f"* overhead in CPU time: {_shares(outcomes)}",
