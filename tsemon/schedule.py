@@ -102,6 +102,8 @@ class Cadence:
         """Samples of a burst that are still to come."""
         self._num_of_zoom = 0
         """Remaining samples of the zoom."""
+        self._is_single = False
+        """Whether the zoom is one sample, which came at any cost."""
         self._is_follow_up = False
         """Whether the next sample follows a zoom."""
         self._were_zoomed = deque([False] * lag)
@@ -136,10 +138,15 @@ class Cadence:
         their part of the budget. In this last case `at_any_cost` takes one sample. A dense burst that ends sooner than a
         zoom would comes first.
         """
-        if not self._is_wanted or not (at_any_cost or self._may_zoom_in(is_longer=self.is_zoomed_in)):
+        has_room = self._may_zoom_in(is_longer=self.is_zoomed_in)
+        if not self._is_wanted or not (at_any_cost or has_room):
             return False
-        num_before = 0 if self._is_sparse else self._num_of_burst
-        self._num_of_zoom = max(self._num_of_zoom, at_least) if self.is_zoomed_in else num_before + ZOOM_SAMPLES
+        if not self.is_zoomed_in:
+            self._is_single = not has_room
+            num_before = 0 if self._is_sparse else self._num_of_burst
+            self._num_of_zoom = num_before + ZOOM_SAMPLES if has_room else 1
+        elif has_room:
+            self._num_of_zoom = max(self._num_of_zoom, at_least)
         return True
 
     @property
@@ -164,13 +171,16 @@ class Cadence:
         return min(self._burst_gap, self.gap) if self._num_of_burst else self.gap
 
     def _may_zoom_in(self, *, is_longer: bool = False) -> bool:
-        """`is_longer`: A zoom becomes longer. This leaves room for the rest of it and for another one."""
+        """Whether there is room for a whole zoom: a part of one would not last as long as rules hold.
+
+        is_longer: A zoom becomes longer. This leaves room for the rest of it and for another one.
+        """
         if self._num_zoomed < ZOOM_SAMPLES:
-            return True  # the first zoom is never cut short
+            return True  # the first zoom
         usual_s, slow_s = self._costs(0.0)
         zoom_s = ZOOM_SAMPLES / 2 * (usual_s + slow_s)
         room_s = max(ZOOM_SHARE * self._budget * self._elapsed_s, MIN_ZOOMS * zoom_s)
-        return self._zoomed_s + (2 * zoom_s if is_longer else slow_s) <= room_s
+        return self._zoomed_s + (2 if is_longer else 1) * zoom_s <= room_s
 
     @property
     def burst_left(self) -> Burst | None:
@@ -222,8 +232,9 @@ class Cadence:
             self.gap = self._gap_for(mean_cost_s + repaid_s, self._step_s)
         if not self._were_zoomed[-1]:
             self._num_of_burst = max(self._num_of_burst - 1, 0)
-        self._is_follow_up = self._num_of_zoom == 1 and self._calm_gap > FOLLOW_UP_GAP and not self._num_of_burst
-        self._num_of_zoom = max(self._num_of_zoom - 1, 0) if self._may_zoom_in() else 0
+        is_over = self._num_of_zoom == 1 and not self._is_single
+        self._is_follow_up = is_over and self._calm_gap > FOLLOW_UP_GAP and not self._num_of_burst
+        self._num_of_zoom = max(self._num_of_zoom - 1, 0)
         if self.is_zoomed_in:
             return min(ZOOM_GAP + (self._num_zoomed + 1) % 2, self._calm_gap)
         return FOLLOW_UP_GAP if self._is_follow_up else self._calm_gap

@@ -17,6 +17,7 @@ from tsemon_server.store.ledger.incidents import NoticedIncident
 
 NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 BASE_URL = "http://gpu1:8731"
+SEEN = {"first": {"layer": 0, "value": 0.5}}
 
 
 def about(*alerts, kind="firing", base_url=BASE_URL):
@@ -56,7 +57,7 @@ class TestAMessage:
 
     def test_links_to_the_metric_layer_step_and_attempt(self, make_alert):
         evidence = {
-            "layers": {"attention_entropy": {}, "attention_entropy_min": {}},
+            "layers": {"attention_entropy": SEEN, "attention_entropy_min": SEEN},
             "conditions": [{"value": "loss"}, {"value": "attention_entropy_min", "layer": 3}],
         }
         link = about(make_alert(evidence=evidence)).url
@@ -64,7 +65,7 @@ class TestAMessage:
 
     def test_links_to_the_first_metric_with_layers_if_its_condition_names_no_layer(self, make_alert):
         evidence = {
-            "layers": {"centred_token_similarity": {}, "token_diversity": {}},
+            "layers": {"centred_token_similarity": SEEN, "token_diversity": SEEN},
             "conditions": [
                 {"value": "fall over depth of log10 odds of token_diversity"},
                 {"value": "centred_token_similarity", "layer": 3},
@@ -158,7 +159,7 @@ class TestAMessageOfTheEndOfAnIncident:
 
 class TestALink:
     def test_opens_the_metric_block_and_step_at_which_a_rule_found_an_incident_on_every_channel(self, make_incident):
-        message = about(make_incident(evidence={"layers": {"attention_entropy": {}}, "step": 115}))
+        message = about(make_incident(evidence={"layers": {"attention_entropy": SEEN}, "step": 115}))
         link = f"{BASE_URL}/#/run/aa11?metric=attention_entropy&block=3&step=115&attempt=1"
         (attachment,) = json.loads(as_slack(message, receiver(Slack)).body)["attachments"]
         (alert,) = json.loads(as_alerts(message, receiver(Alertmanager)).body)
