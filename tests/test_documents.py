@@ -118,6 +118,12 @@ def test_the_tables_of_measures_are_those_of_the_catalogue():
     assert PAGE.read_text() == page(PAGE.read_text()), "run python scripts/measures_page.py"
 
 
+def test_the_commands_are_those_of_the_command_line():
+    from scripts.cli_page import PAGE, page
+
+    assert PAGE.read_text() == page(PAGE.read_text()), "run python scripts/cli_page.py"
+
+
 def test_the_documents_install_from_the_clone():
     """No index has the package, so a name in place of a path finds nothing, or somebody else's."""
     documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]

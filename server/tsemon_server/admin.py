@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from tsemon_server.store.ledger.retention import Retention
     from tsemon_server.store.series.checks import Finding
 
-app = typer.Typer(help="Look after the service's database.", no_args_is_help=True)
+app = typer.Typer(help="Look after the server's database.", no_args_is_help=True)
 
 
 @app.command(epilog=examples("tsemon admin check", "tsemon admin check --json | jq '.findings | length'"))
 def check(database: AnyDatabase = None, as_json: AsJson = False) -> None:
-    """Recount everything and decode every checksum. Changes nothing, works beside a service; exits 1 at damage."""
+    """Recount everything and verify every checksum; a server may run meanwhile. Exits with 1 if data is damaged."""
     findings: list[Finding] = []
     store = _open(database)
     checked = list(store.check(findings.append))
@@ -57,7 +57,7 @@ def check(database: AnyDatabase = None, as_json: AsJson = False) -> None:
 
 @app.command(epilog=examples("tsemon admin vacuum --database sqlite:////var/lib/tsemon/tsemon.db"))
 def vacuum(database: AnyDatabase = None) -> None:
-    """Give back all space that holds nothing. Nobody can write meanwhile; stop the service for a large database."""
+    """Free unused space. This blocks writes; stop the server for a large database."""
     store = _open(database)
     if not store.gives_space_back:
         say("this file was made by an older version; from now on it gives space back by itself")
@@ -73,7 +73,7 @@ def vacuum(database: AnyDatabase = None) -> None:
     )
 )
 def backup(file: Annotated[Path, typer.Argument(help="A new file.")], database: AnyDatabase = None) -> None:
-    """Copy the database as it is now into a file, while the service goes on."""
+    """Copy the database into a new file; a server may run meanwhile."""
     from tsemon_server.store.backups import backup as write_backup
 
     write_backup(url_of(database), file)
@@ -82,11 +82,11 @@ def backup(file: Annotated[Path, typer.Argument(help="A new file.")], database: 
 
 @app.command(epilog=examples("tsemon admin restore tsemon-2026-01-31.db --database sqlite:///new.db"))
 def restore(
-    file: Annotated[Path, typer.Argument(help="What `backup` wrote.")],
+    file: Annotated[Path, typer.Argument(help="The file that `backup` wrote.")],
     force: Annotated[bool, typer.Option("--force", help="Replace the runs that the database holds.")] = False,
     database: AnyDatabase = None,
 ) -> None:
-    """Put a backup in place of what the database holds. Stop the service first."""
+    """Restore a backup in place of the data in the database. Stop the server first."""
     import time
 
     from tsemon_server.store.backups import restore as read_backup
@@ -106,14 +106,16 @@ def restore(
 )
 def retention(
     project: Annotated[str | None, typer.Argument(help="The project to set; all are shown.")] = None,
-    samples: Annotated[str | None, typer.Option(help="Keep single samples so long: 12h, 30d, 2w, forever.")] = None,
-    rollups: Annotated[str | None, typer.Option(help="Keep rollups of about 16 samples so long.")] = None,
-    runs: Annotated[str | None, typer.Option(help="Delete runs that were not heard of for so long.")] = None,
-    forever: Annotated[bool, typer.Option("--forever", help="Keep all that is not given for ever.")] = False,
+    samples: Annotated[
+        str | None, typer.Option(help="Keep single samples for this time: 12h, 30d, 2w, forever.")
+    ] = None,
+    rollups: Annotated[str | None, typer.Option(help="Keep rollups of about 16 samples for this time.")] = None,
+    runs: Annotated[str | None, typer.Option(help="Delete runs that were last seen this long ago.")] = None,
+    forever: Annotated[bool, typer.Option("--forever", help="Reset the times that are not given to forever.")] = False,
     database: AnyDatabase = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show or set how long projects keep what they have. What is dropped does not come back."""
+    """Show or set how long projects keep data. Dropped data does not come back."""
     from tsemon_answers.runs import RunFilter
 
     is_set = forever or samples is not None or rollups is not None or runs is not None

@@ -49,7 +49,7 @@ MAX_RUNS = 1000
 )
 def check(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Rule files, as YAML or JSON.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     run: Annotated[
         str | None,
         typer.Option(
@@ -59,7 +59,7 @@ def check(
     ] = None,
     server: Server = DEFAULT_SERVER,
 ) -> None:
-    """Say whether rule files can be read, or what is wrong first and in which line. Exits 1 where one cannot."""
+    """Check rule files: print the first mistake of each with its line and column. Exits with 1 if there is one."""
     from tsemon_server.rules.documents import load_file
 
     recorded = None if run is None else _recorded(server, run)
@@ -137,7 +137,7 @@ def put(
     project: InProject = None,
     server: Server = DEFAULT_SERVER,
 ) -> None:
-    """Activate the rules of a file on a server. A rule that has changed gets a new version; other rules stay as they are."""
+    """Activate the rules of a file on a server. Other rules stay. If one rule has a mistake, nothing changes."""
     from tsemon_server.rules.documents import load_file
 
     names = [rule.name for rule in load_file(file)]  # a mistake is reported with the name of the file

@@ -26,12 +26,14 @@ from tsemon_server.notify import commands as notify_commands
 
 TRAIN, BRING, SERVE = "Train", "Bring runs", "Serve"
 """Where the help shows the commands that are no mere looking."""
+EACH_CPU = "one for each CPU"
+"""How the help shows a default that depends on the machine."""
 
 app = typer.Typer(
     help="Looks inside transformers while they train.",
     epilog=examples(
         "tsemon demo  # see it at work, in two minutes",
-        "tsemon serve  # start the service",
+        "tsemon serve  # start the server",
         "tsemon runs  # what there is",
         "tsemon tail  # watch the latest run",
         "tsemon --install-completion  # names of runs and metrics at Tab",
@@ -61,7 +63,7 @@ def options(
     epilog=examples(
         "tsemon serve",
         "tsemon serve --port 9000 --database sqlite:////var/lib/tsemon/tsemon.db",
-        "tsemon serve --spool .tsemon  # show a folder, without a database",
+        "tsemon serve --spool .tsemon  # show a spool directory, without a database",
         "tsemon serve --host 0.0.0.0 --allowed-host gpu1 --notify notify.yaml",
     ),
 )
@@ -75,10 +77,10 @@ def serve(
     ] = None,
     spool: Annotated[
         str | None,
-        typer.Option(help="Spool folder to show, read-only, in place of a database (TSEMON_SPOOL)."),
+        typer.Option(help="Spool directory to show, read-only, in place of a database (TSEMON_SPOOL)."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes that answer (TSEMON_WORKERS, default 1).", min=1, max=64)
+        int | None, typer.Option(help="Number of server processes (TSEMON_WORKERS, default 1).", min=1, max=64)
     ] = None,
     log_format: Annotated[
         str | None, typer.Option(help="json, text, or auto: text on a terminal (TSEMON_LOG_FORMAT, default auto).")
@@ -86,24 +88,21 @@ def serve(
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error (TSEMON_LOG_LEVEL, default info).")
     ] = None,
-    notify: Annotated[
-        str | None, typer.Option(help="YAML file that says who is told of alerts (TSEMON_NOTIFY).")
-    ] = None,
+    notify: Annotated[str | None, typer.Option(help="YAML file with the receivers of alerts (TSEMON_NOTIFY).")] = None,
     tokens: Annotated[
         bool,
-        typer.Option("--tokens", help="Ask for tokens at a loopback address, too, as behind a proxy (TSEMON_TOKENS)."),
+        typer.Option("--tokens", help="Require tokens also at a loopback address, as behind a proxy (TSEMON_TOKENS)."),
     ] = False,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A name by which the service is reached, besides its address; may be repeated (TSEMON_HOSTS)."
-        ),
+        typer.Option(help="Another host name of the server, besides its address. Repeatable (TSEMON_HOSTS)."),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Ask for no tokens, although others can reach the address.")
+        bool,
+        typer.Option("--insecure", help="Require no tokens: anyone who reaches the address can change everything."),
     ] = False,
 ) -> None:
-    """Start the service: REST, alerts, Prometheus metrics and the page."""
+    """Start the server: REST API, alerts, Prometheus metrics and web UI."""
     _require("fastapi", "uvicorn", "sqlalchemy", "alembic", extra="server")
     from tsemon_server.logs import LOG_FORMATS, LOG_LEVELS
     from tsemon_server.main import serve as serve_forever
@@ -142,11 +141,11 @@ def demo(
         bool, typer.Option("--text", help="Language models on Python's sources instead of digits.")
     ] = False,
     port: Annotated[
-        int, typer.Option(help="Port of the service; another free one where it is taken.", min=0, max=65535)
+        int, typer.Option(help="Port of the server; another free one if it is taken.", min=0, max=65535)
     ] = 8731,
     database: Annotated[Path, typer.Option(help="File that keeps the demo's runs.")] = Path(".tsemon/demo.db"),
 ) -> None:
-    """Train a deep post-norm transformer and its de-escalated twin, and watch the first one fail."""
+    """Train a deep post-norm transformer and a de-escalated one; within a minute or two the first one fails."""
     _require("fastapi", "uvicorn", "sqlalchemy", "alembic", "httpx", "sklearn", "torch", extra="demo")
     with _leaving_at_ctrl_c():
         from tsemon.lab.demo import run_demo
@@ -167,8 +166,9 @@ def reproduce(
     name: Annotated[str, typer.Argument(help="An experiment, or `all`. `list` names them.")],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller and fewer: minutes instead of an hour.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for pages, figures and numbers.")] = Path("reproduction"),
-    jobs: Annotated[int, typer.Option(help="Parts of experiments at a time, one thread each.", min=1)] = os.cpu_count()
-    or 1,
+    jobs: Annotated[
+        int, typer.Option(help="Parts of experiments at a time, one thread each.", min=1, show_default=EACH_CPU)
+    ] = os.cpu_count() or 1,
     seed: Annotated[int, typer.Option(help="Other random numbers. The pages in docs have 0.", min=0)] = 0,
 ) -> None:
     """Repeat the papers' experiments.
@@ -221,7 +221,7 @@ def train(
         # torchrun takes --run, wherever it stands, for its own --run-path.
         typer.Option("--run", "--run-name", help="Name of the run (default: the recipe's and the time)."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     checkpoints: Annotated[Path, typer.Option(help="Folder of checkpoints, one below it for each run.")] = Path(
         "checkpoints"
     ),
@@ -231,9 +231,9 @@ def train(
     keep: Annotated[int, typer.Option(help="Checkpoints to keep, the newest ones.", min=1)] = 2,
     monitor: Annotated[bool, typer.Option("--monitor/--no-monitor", help="Watch the run with tsemon.")] = True,
     every: Annotated[
-        int | None, typer.Option(help="Sample each so many steps (default: within 1 % of the time).", min=1)
+        int | None, typer.Option(help="Steps between samples (default: within 1 % of the time).", min=1)
     ] = None,
-    server: Annotated[str | None, typer.Option(envvar="TSEMON_SERVER", help="Base URL of the service.")] = None,
+    server: Annotated[str | None, typer.Option(envvar="TSEMON_SERVER", help="Base URL of the server.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda where there is one).")] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Show the recipes and exit.")] = False,
 ) -> None:
@@ -290,31 +290,32 @@ def _key_and_value(setting: str) -> tuple[str, str]:
 def replay(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FILE...", help="Traces (.jsonl, .jsonl.gz), spool folders, or folders of either."),
+        typer.Argument(metavar="FILE...", help="Traces (.jsonl, .jsonl.gz), spool directories, or folders of either."),
     ] = None,
     rules: Annotated[
         Path | None,
         typer.Option(help="File of rules to use instead of the built-in ones.", exists=True, dir_okay=False),
     ] = None,
     database: Annotated[str | None, typer.Option(help="Database URL that holds the runs of --run.")] = None,
-    server: Annotated[str | None, typer.Option(help="Base URL of a service that holds the runs of --run.")] = None,
+    server: Annotated[str | None, typer.Option(help="Base URL of a server that holds the runs of --run.")] = None,
     runs: Annotated[
         list[str] | None,
         typer.Option(
             "--run",
-            help="Id or name of a stored run, or project/name of a service's. Repeatable.",
+            help="Id or name of a stored run, or project/name of a server's. Repeatable.",
             autocompletion=complete_run,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the incidents and alerts as JSON.")] = False,
     alerts: Annotated[bool, typer.Option("--alerts", help="Also list each alert of the incidents.")] = False,
     evidence: Annotated[bool, typer.Option("--evidence", help="Show what each rule saw, and its advice.")] = False,
-    jobs: Annotated[int, typer.Option(help="Processes that read files.", min=1)] = os.cpu_count() or 1,
+    jobs: Annotated[int, typer.Option(help="Processes that read files.", min=1, show_default=EACH_CPU)] = os.cpu_count()
+    or 1,
 ) -> None:
-    """Say which incidents the rules find in recorded runs.
+    """Run the rules on recorded runs and print the incidents.
 
-    They are files, spools, or what a service or a database holds. Exits 1 where
-    a recording cannot be read; the others are shown all the same.
+    The runs are in files, spools, a server or a database. If a recording cannot
+    be read, the others are shown, and the exit code is 1.
     """
     _require("numpy", "pydantic", "rich", "sqlalchemy", "yaml", extra="server")
     from tsemon_server.services.replay import command
@@ -332,13 +333,13 @@ def replay(
     ),
 )
 def sync(
-    folder: Annotated[Path, typer.Argument(help="Spool folder, as attach() wrote it.")] = Path(".tsemon"),
+    folder: Annotated[Path, typer.Argument(help="Spool directory, as attach() wrote it.")] = Path(".tsemon"),
     server: Server = DEFAULT_SERVER,
     as_json: Annotated[bool, typer.Option("--json", help="Print what became of each spool as JSON.")] = False,
 ) -> None:
-    """Send runs that wait in a spool folder to a service.
+    """Send the runs of a spool directory to a server.
 
-    Exits 1 where one could not be sent to its end.
+    Exits with 1 if a run could not be sent completely.
     """
     from tsemon.transport import sync as sync_folder
 
@@ -364,7 +365,7 @@ def _check_is_named(name: str | None) -> str | None:
     "import",
     rich_help_panel=BRING,
     epilog=examples(
-        "tsemon import runs/ --dry-run  # names, layers and what is left out; nothing is sent",
+        "tsemon import runs/ --dry-run  # show names, layers and left-out values; send nothing",
         "tsemon import wandb wandb/  # the kind, then the folder",
         "tsemon import mlflow.db --only 'gpt*'",
         "tsemon import runs/ --pattern 'attn_{name}_L{layer}' --map entropy=attention_entropy",
@@ -379,10 +380,11 @@ def import_runs(
         ),
     ],
     server: Annotated[
-        str | None, typer.Option(help=f"Base URL of the service (TSEMON_SERVER, default {DEFAULT_SERVER}).")
+        str | None, typer.Option(help=f"Base URL of the server (TSEMON_SERVER, default {DEFAULT_SERVER}).")
     ] = None,
     spool: Annotated[
-        Path | None, typer.Option(help="Write into this spool folder instead; `tsemon sync` sends it.", file_okay=False)
+        Path | None,
+        typer.Option(help="Write into this spool directory instead; `tsemon sync` sends it.", file_okay=False),
     ] = None,
     project: Annotated[
         str | None,
@@ -408,21 +410,21 @@ def import_runs(
         typer.Option(
             "--map",
             metavar="NAME=METRIC",
-            help="Call this name, as it is or after the fold, so: attn.entropy=attention_entropy. Repeatable.",
+            help="Metric for a name, before or after the fold: attn.entropy=attention_entropy. Repeatable.",
         ),
     ] = None,
     step_column: Annotated[str | None, typer.Option(help="Column of the step in a table.")] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Hide what a run of this name has that is not from this source.")
+        bool, typer.Option("--replace", help="Hide frames of a run of this name that are from another source.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be imported, and under which names.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what became of each run as JSON.")] = False,
 ) -> None:
-    """Bring runs of TensorBoard, W&B, MLflow or Neptune, or tables. Again, for what is new.
+    """Import runs of TensorBoard, W&B, MLflow or Neptune, or tables. If repeated, import only new rows.
 
-    Exits 1 where a file or a part of it cannot be read; the rest is imported all the same. 2 for wrong usage.
+    If a file or a part of it cannot be read, the rest is imported, and the exit code is 1.
     """
     _require("rich", extra="client")
     from tsemon.tools.importing import command
@@ -460,7 +462,7 @@ def import_runs(
         "tsemon scan checkpoints/my-run --server http://127.0.0.1:8731 --project old --run t5-norms",
         "tsemon scan checkpoints/my-run --text book.txt  # saturation on your text",
         r"tsemon scan checkpoints/my-run --step-pattern 'epoch_(\d+)' --json",
-        "tsemon scan checkpoints/my-run --follow  # goes on while the training writes more",
+        "tsemon scan checkpoints/my-run --follow  # continue while the training writes more",
     ),
 )
 def scan(
@@ -469,13 +471,13 @@ def scan(
         str | None, typer.Option(help="Name of the run (default: the folder's and -scan).", callback=_check_is_named)
     ] = None,
     project: Annotated[str, typer.Option(help="Project of the run.", callback=_check_is_named)] = "default",
-    server: Annotated[str | None, typer.Option(help="Base URL of the service (TSEMON_SERVER).")] = None,
+    server: Annotated[str | None, typer.Option(help="Base URL of the server (TSEMON_SERVER).")] = None,
     spool: Annotated[
-        Path | None, typer.Option(help="Spool folder to write to (default: .tsemon, where there is no service).")
+        Path | None, typer.Option(help="Spool directory to write to (default: .tsemon, without a server).")
     ] = None,
     step_pattern: Annotated[
         str | None,
-        typer.Option(metavar="REGEX", help=r"Where a name has the step, as one group: 'model_(\d+)\.pt'."),
+        typer.Option(metavar="REGEX", help=r"Finds the step in a name, as its only group: 'model_(\d+)\.pt'."),
     ] = None,
     blocks: Annotated[
         list[str] | None,

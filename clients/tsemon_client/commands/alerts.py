@@ -59,15 +59,20 @@ STATES = ("pending", "firing", "acknowledged", "resolved")
     rich_help_panel=LOOK,
     epilog=examples(
         "tsemon alerts --run vision/vit-80",
-        "tsemon alerts --firing --severity critical || page-somebody  # exits 3 when something fires",
-        "tsemon alerts --at-end --run vision/vit-80  # after the run; exits 3 when something fired to its end",
+        "tsemon alerts --firing --severity critical || page-on-call  # exits 3 when there are any",
+        "tsemon alerts --at-end --run vision/vit-80  # after the run; exits 3 when any fired at its end",
         "tsemon alerts --since 2h --json | jq -r '.[].summary'",
-        "tsemon alerts 17  # one, with what the rule saw and what to try",
+        "tsemon alerts 17  # one, with its evidence and what to try",
         "tsemon alerts --follow",
     ),
 )
 def alerts(
-    alert: Annotated[str | None, typer.Argument(metavar="[ALERT]", help="Show all of this alert, by its id.")] = None,
+    alert: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ALERT]", help="Id of an alert to show, with its evidence; --json adds the window of samples."
+        ),
+    ] = None,
     run: OfRun = None,
     project: OfProject = None,
     rule: Annotated[str | None, typer.Option(help="Only of this rule.", autocompletion=complete_rule)] = None,
@@ -103,9 +108,9 @@ def alerts(
 ) -> None:
     """List alerts, the newest first.
 
-    Nothing fires in a run that has ended: what did is listed with --at-end.
-    With either the exit code is 3 where there is one, else 0. With --follow
-    and --json each line is a document.
+    No alert fires in a run that has ended; `fired to the end` marks an alert that
+    was firing then. With --firing or --at-end the exit code is 3 if there are any,
+    else 0. With --follow and --json each line is a document.
     """
     check_formats(as_json, as_csv)
     if firing and state not in (None, "firing"):

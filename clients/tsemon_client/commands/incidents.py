@@ -72,7 +72,8 @@ FIELDS = (
 )
 def incidents(
     incident: Annotated[
-        str | None, typer.Argument(metavar="[INCIDENT]", help="Show all of this incident, by its id.")
+        str | None,
+        typer.Argument(metavar="[INCIDENT]", help="Id of an incident to show, with what to try and what else fired."),
     ] = None,
     run: OfRun = None,
     project: OfProject = None,

@@ -37,10 +37,15 @@ OfProject = Annotated[
 ]
 Since = Annotated[
     str | None,
-    typer.Option("--since", help="Only what changed in the last 30m, 2h, 7d, or since a time: 2026-01-31T12:00Z."),
+    typer.Option(
+        "--since", help="Only if changed in the last 30m, 2h, 7d, or since a time, by default in UTC: 2026-01-31T12:00."
+    ),
 ]
 Limit = Annotated[int, typer.Option("--limit", "-n", help="Maximum number, the newest first.", min=1)]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep running and print a line for each change.")]
+Follow = Annotated[
+    bool,
+    typer.Option("--follow", "-f", help="Keep running and print a line for each change; retry if the server is away."),
+]
 
 
 def check_choice(what: str, one: str | None, filters: Mapping[str, object]) -> None:

@@ -19,11 +19,11 @@ DEFAULT_SERVER = "http://127.0.0.1:8731"
 Server = Annotated[
     str,
     typer.Option(
-        "--server", envvar="TSEMON_SERVER", help="Base URL of the service; TSEMON_TOKEN is the token, if it needs one."
+        "--server", envvar="TSEMON_SERVER", help="Base URL of the server; TSEMON_TOKEN is the token, if it needs one."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document, with all that the service says.")]
-AsCsv = Annotated[bool, typer.Option("--csv", help="Comma-separated values, with a line of names.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document with all fields.")]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Comma-separated values, with a header line.")]
 
 
 def connect(server: str, *, retries: int = 3) -> Client:

@@ -81,33 +81,36 @@ def runs(
     condition: Annotated[
         str | None,
         typer.Option(
-            help="Only those: running, silent, stuck, finished or failed.",
+            help="Only running, silent, stuck, finished or failed.",
             autocompletion=lambda: ["running", "silent", "stuck", "finished", "failed"],
         ),
     ] = None,
     state: Annotated[
         str | None,
         typer.Option(
-            help="Only those of which the writer last said: running, finished or failed.",
+            help="Only with this state, as the training process last reported it: running, finished or failed.",
             autocompletion=lambda: ["running", "finished", "failed"],
         ),
     ] = None,
     order: Annotated[
         str,
         typer.Option(
-            help="updated, created, name, step, loss or alerts; with a - before it the largest first. Or live.",
+            help="updated, created, name, step, loss or alerts, descending with a - in front; or live: running runs first.",
             autocompletion=lambda: ["live", *(f"{sign}{word}" for word in ORDER_WORDS for sign in ("", "-"))],
         ),
     ] = "-updated",
-    limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many.", min=1)] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Maximum number of runs.", min=1)] = 50,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
     server: Server = DEFAULT_SERVER,
 ) -> None:
-    """List the runs of a service, or show all about one.
+    """List the runs of a server, or show one with its config, newest numbers, incidents and alerts.
 
-    A run is running, silent (its process is not heard of), stuck (heard of,
-    and not stepping), finished or failed.
+    A run is running, silent (no heartbeat), stuck (heartbeats, but no new steps),
+    finished or failed. On a terminal, `of late` shows the loss, and `worst layer`
+    a value of the newest sample: one that is not finite, or the one nearest to a
+    threshold. `incident` is the cause of an incident that is open or lasted until
+    the run ended.
     """
     check_formats(as_json, as_csv)
     with connect(server) as client:

@@ -42,7 +42,7 @@ def series(
     ],
     metric: Annotated[
         str | None,
-        typer.Argument(help="What to show; without, the run's metrics are listed.", autocompletion=complete_metric),
+        typer.Argument(help="A metric; without it, the metrics of the run are listed.", autocompletion=complete_metric),
     ] = None,
     layer: Annotated[
         str | None,
@@ -51,12 +51,17 @@ def series(
             help='From 0; -1 is the last, -2 the one before it. In a model with several stacks also "decoder 3".',
         ),
     ] = None,
-    head: Annotated[int | None, typer.Option(help="From 0, for a metric that is recorded per head.", min=0)] = None,
+    head: Annotated[
+        int | None, typer.Option(help="From 0, for a metric that is recorded per head; needs --layer.", min=0)
+    ] = None,
     from_step: Annotated[int | None, typer.Option("--from", help="The first step.", min=0)] = None,
     to_step: Annotated[int | None, typer.Option("--to", help="The last step.", min=0)] = None,
-    attempt: Annotated[int | None, typer.Option(help="This attempt as it was.", min=1)] = None,
+    attempt: Annotated[int | None, typer.Option(help="This attempt only.", min=1)] = None,
     points: Annotated[
-        int | None, typer.Option(help="At most so many points: 3 to 10,000 (default: what fits, or 1000).", min=3)
+        int | None,
+        typer.Option(
+            help="Maximum number of points: 3 to 10,000, or 2,000 for all layers (default: what fits, or 1000).", min=3
+        ),
     ] = None,
     table: Annotated[
         bool | None, typer.Option("--table/--plot", help="Numbers, or a curve (default: a curve on a terminal).")
@@ -69,7 +74,8 @@ def series(
 
     Without --layer, a metric with a value per layer has a line for each. Each
     point is a bucket of steps with its least, mean and largest value, so that
-    a spike of one step is seen at any width.
+    a spike of one step is seen at any width. With --csv, the lines of all
+    layers have a step, a layer and a value.
     """
     check_formats(as_json, as_csv)
     console = terminal()

@@ -42,15 +42,20 @@ def sub_step(
         str,
         typer.Argument(metavar="RUN", help="A run: its name, project/name, or its id.", autocompletion=complete_run),
     ],
-    step: Annotated[int | None, typer.Option(help="Look at the sample nearest to this step.", min=0)] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Use the sample nearest to this step (default: the newest).", min=0)
+    ] = None,
     healthy_step: Annotated[
         int | None, typer.Option(help="Compare each block with itself at this step, not with the others.", min=0)
     ] = None,
     attempt: Annotated[int | None, typer.Option(help="Only this attempt.", min=1)] = None,
     zoom: Annotated[
-        bool, typer.Option("--zoom", help="Ask the live run for closer samples, and wait for them.")
+        bool,
+        typer.Option(
+            "--zoom", help="Ask the run for closer samples and wait for them, unless it has ended or is silent."
+        ),
     ] = False,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait for them.", min=0.0)] = 300.0,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds that --zoom waits.", min=0.0)] = 300.0,
     as_json: AsJson = False,
     server: Server = DEFAULT_SERVER,
 ) -> None:

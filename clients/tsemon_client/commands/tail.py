@@ -49,9 +49,9 @@ MAX_SAMPLES = 2000
 @app.command(
     rich_help_panel=LOOK,
     epilog=examples(
-        "tsemon tail  # the run that was heard of last",
+        "tsemon tail  # the run that was last seen",
         "tsemon tail vision/vit-80 --metric attention_entropy --groups 6",
-        "tsemon tail vision/vit-80 --once  # what it looks like now",
+        "tsemon tail vision/vit-80 --once  # as it is now",
         "tsemon tail vision/vit-80 | grep incident=",
         "tsemon tail vision/vit-80 --json | jq .loss",
     ),
@@ -61,7 +61,7 @@ def tail(
         str | None,
         typer.Argument(
             metavar="[RUN]",
-            help="A run: its name, project/name or id (default: the one that was heard of last).",
+            help="A run: its name, project/name or id (default: the run that was last seen).",
             autocompletion=complete_run,
         ),
     ] = None,
@@ -70,7 +70,7 @@ def tail(
         typer.Option(
             "--metric",
             "-m",
-            help="A metric with a value per layer; may be repeated (default: token_diversity if recorded).",
+            help="A metric with a value per layer. Repeatable (default: token_diversity if recorded).",
             autocompletion=complete_metric,
         ),
     ] = None,
@@ -86,7 +86,8 @@ def tail(
 
     It ends with the run, or at Ctrl-C. Without a terminal it prints a line for
     each sample, as name=value, and for each incident or alert that opens or
-    changes.
+    changes. A group shows the mean of its measured layers; x, or nan in a
+    pipe, marks values that are not finite.
     """
     console = terminal()
     with connect(server, retries=0) as client, suppress(KeyboardInterrupt):

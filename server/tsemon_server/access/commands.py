@@ -28,7 +28,7 @@ app = typer.Typer(help="Make, show and revoke the tokens that let programs and p
     )
 )
 def create(
-    name: Annotated[str, typer.Argument(help="What for, in words that the list shows.")],
+    name: Annotated[str, typer.Argument(help="Purpose of the token, as `list` shows it.")],
     scope: Annotated[
         list[str],
         typer.Option(
@@ -87,7 +87,7 @@ def create(
     ),
 )
 def show_all(as_json: AsJson = False, database: AnyDatabase = None) -> None:
-    """Show what tokens there are, but not their secrets."""
+    """List tokens with their ids, scopes and last use, without secrets."""
     store = _open(database)
     tokens = store.tokens.all()
     store.close()
@@ -119,7 +119,7 @@ def revoke(
     ],
     database: AnyDatabase = None,
 ) -> None:
-    """Let nobody in with a token any more, within five seconds."""
+    """Revoke a token: it stops working within five seconds."""
     if token_id.startswith("tsm_"):
         raise InvalidArgument("expected a token's id, which stands between `tsm_` and the next `_`, got all of a token")
     store = _open(database)

@@ -29,10 +29,12 @@ def try_out(
     config: Annotated[
         Path, typer.Option("--config", envvar="TSEMON_NOTIFY", help="The file that `serve --notify` takes.")
     ],
-    receiver: Annotated[str | None, typer.Argument(help="The receiver to try; without, all are.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what came back as JSON.")] = False,
+    receiver: Annotated[str | None, typer.Argument(help="The receiver to try (default: all of them).")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print `receiver`, `delivered` and `told` (the response) as JSON.")
+    ] = False,
 ) -> None:
-    """Send a message that says it is a test, and tell what came back. Exits 1 where one did not get through."""
+    """Send a test message and print the response. Exits with 1 if a message was not delivered."""
     from tsemon.errors import InvalidArgument
     from tsemon_server.notify.channels import send
     from tsemon_server.notify.configuration import load
@@ -67,11 +69,11 @@ def try_out(
 )
 def show_log(
     receiver: Annotated[str | None, typer.Option(help="Only of this receiver.")] = None,
-    limit: Annotated[int, typer.Option(help="The last so many.", min=1, max=1000)] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all that is known as JSON.")] = False,
+    limit: Annotated[int, typer.Option(help="Maximum number, the newest ones.", min=1, max=1000)] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all fields as JSON.")] = False,
     database: AnyDatabase = None,
 ) -> None:
-    """Show what was sent to whom, the newest last."""
+    """List the messages to receivers, the newest last."""
     from tsemon_server.store import Store
 
     store = Store(url_of(database), migrate=False)
