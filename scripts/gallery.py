@@ -33,7 +33,7 @@ LOSS, ALERT, ZERO = "#0b6e99", "#c1272d", "#d0d0d0"
 
 @dataclass(frozen=True)
 class Pair:
-    """A failing run and a healthy one, with the metric that tells them apart."""
+    """A failing run and a healthy one, with the metric in which they differ."""
 
     name: str
     """The picture is `docs/images/gallery-NAME.png`."""
@@ -66,7 +66,7 @@ PAIRS = (
 
 
 class Recorded:
-    """A recorded run: its losses, a metric, and what the rules say of it."""
+    """A recorded run: its losses, its metrics, and its incidents."""
 
     def __init__(self, name: str) -> None:
         self.path = TRACES / f"{name}-s0.jsonl.gz"

@@ -349,6 +349,13 @@ class TestLive:
         assert (num, zooms, zooms_of_failing[:2]) == ("5", "-", "1,")
         assert int(num_zoomed) >= 9
 
+    def test_costs_little_and_raises_nothing_in_a_healthy_training(self):
+        """The target is 1.2 % in 5,000 steps; the first samples weigh three times as much in 1,500."""
+        printed = run("live.py", "--healthy", "--steps", "1500", "--only", "text-cosine", timeout=600)
+        row = r"^\| text-cosine \| .* \| 1,500 \| .* \| - \| ([\d.]+)% \| - \|$"
+        (overhead,) = re.findall(row, printed, re.MULTILINE)
+        assert float(overhead) <= 2.5, printed
+
     def test_has_a_row_for_each_long_healthy_training(self):
         names = "text-fine-tuned", "digits-cleaner", "gpt2-evaluated"
         printed = run("live.py", "--healthy", "--steps", "20", "--only", *names)

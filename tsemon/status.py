@@ -109,7 +109,10 @@ class Status:
             lines.append(("zoom refused", f"{_times(num)}, last at step {step} {cause}: {reason}"))
         if not self.is_loss_watched:
             lines.append(
-                ("no zooms", "at signs of the loss: monitor.step() was given no loss on the CPU or a CUDA device")
+                (
+                    "no zooms",
+                    "at signs of the loss: monitor.step() was given no loss that is one number on the CPU or a CUDA device",
+                )
             )
         elif 0 < self.num_losses < FEW * (self.num_steps - LATE_STEPS):
             told = f"monitor.step() was given {self.num_losses} losses in {self.num_steps} steps: pass the loss of each step"

@@ -67,3 +67,8 @@ class TestTheBuiltInOrder:
         consequence = "attention-entropy-collapse"
         assert ORDER.can_cause("update-misalignment", consequence)
         assert not ORDER.can_cause("update-misalignment", consequence, lasts=False)
+
+    def test_lets_a_block_that_was_scaled_cause_exploding_gradients_and_not_the_reverse(self):
+        assert ORDER.can_cause("block-norm-jump", "exploding-gradient")
+        assert not ORDER.can_cause("exploding-gradient", "block-norm-jump")
+        assert ORDER.can_cause("updates-too-large", "block-norm-jump")

@@ -484,6 +484,18 @@ class TestALossThatJumpsFarFromTheLastSample:
         (status,) = evaluator.statuses(state)
         assert status.state == "firing"
 
+    @pytest.mark.parametrize(("level", "state"), [(2.3, "firing"), (0.3, "quiet")])
+    def test_is_over_when_the_loss_is_low_beside_the_first_one_and_not_beside_the_jump(self, level, state):
+        """Shuffled labels: the loss rises to 20, and then stays where the model guesses."""
+        draw = np.random.default_rng(0)
+        losses = 0.25 + 2.1 * np.exp(-np.arange(1500) / 100) + draw.normal(0, 0.03, 1500)
+        losses[800:820], losses[820:] = np.linspace(2, 20, 20), level + draw.normal(0, 0.1, 680)
+        evaluator = Evaluator(self.RULE)
+        kept = evaluator.start()
+        for view in views_of_losses(losses, (*range(0, 800, 100), 803, 808, 813, 860, *range(900, 1500, 100))):
+            evaluator.advance(kept, view)
+        assert [status.state for status in evaluator.statuses(kept)] == [state]
+
 
 class TestALossThatStaysHigh:
     RULE = tuple(rule for rule in PACK if rule.name == "loss-regressed")
