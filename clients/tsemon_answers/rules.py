@@ -126,7 +126,7 @@ class RuleStanding(Record):
     """The samples and steps that must still come before the rule can fire, such as `9 more samples with loss and 10 more
     steps`. Empty if enough have come, and if a metric is missing. A rule that would fire at its first sample waits for
     nothing before it. `1 more sample with loss whose values are all defined` means that a value was NaN or a divisor 0 in
-    every sample so far."""
+    every sample so far. `a sample in which only_while holds`: in the newest sample, this guard of the rule does not hold."""
 
 
 class RuleStandings(Record):

@@ -318,6 +318,20 @@ class TestHowRulesStandOnARun:
         send(api, run_id, [20, 20], 62)
         assert waits() == ""
 
+    def test_tells_that_a_guard_holds_a_rule_back(self, api):
+        run_id = api.register()
+        put(api, "/rules/high-loss", {"name": "high-loss", "when": "loss > 10 for 1 sample", "only_while": "loss < 30"})
+        waits = lambda: api.get(f"/runs/{run_id}/rules")["rules"][-1]["waits_for"]  # noqa: E731
+        send(api, run_id, [5])
+        assert waits() == ""
+        send(api, run_id, [40], 2)
+        assert waits() == "a sample in which only_while holds"
+        send(api, run_id, [5], 3)
+        assert waits() == ""
+        send(api, run_id, [20], 4)
+        send(api, run_id, [40], 5)
+        assert waits() == "", "it fires"
+
     def test_begins_anew_with_an_attempt(self, api):
         run_id = api.register()
         send(api, run_id, [20, 20])

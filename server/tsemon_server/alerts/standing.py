@@ -15,6 +15,9 @@ from tsemon_server.rules.program import Program
 from tsemon_server.rules.rule import Rule, compile_rule
 from tsemon_server.store.reading import Reader
 
+HELD_BACK = "a sample in which only_while holds"
+"""What a rule waits for whose guard did not hold in the newest sample."""
+
 
 def standings(reader: Reader, active: ActiveRules, run_id: str) -> RuleStandings:
     """Read from what the rules remember. Raises UnknownRun."""
@@ -48,5 +51,5 @@ def _standing(status: RuleStatus, recorded: Recorded) -> RuleStanding:
         state=status.state,
         judged_step=status.judged_step,
         not_measured=not_measured,
-        waits_for="" if not_measured else status.waits_for,
+        waits_for="" if not_measured else status.waits_for or HELD_BACK * status.is_held_back,
     )

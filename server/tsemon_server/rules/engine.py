@@ -45,6 +45,8 @@ class Track:
     left_step: int | None = None
     """Before it is pending: the first step since which `clear` held in no sample; None if it held in the newest. While the
     alert is open: first sample that was not healthy."""
+    is_held_back: bool = False
+    """Whether `only_while` did not hold in the newest sample."""
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,8 @@ class RuleStatus:
     """The last step at which it had."""
     waits_for: str = ""
     """Why it cannot have fired yet: the samples and steps that must still come. Empty if enough have come."""
+    is_held_back: bool = False
+    """Whether it cannot fire now, because its `only_while` does not hold."""
 
 
 class _Told(NamedTuple):
@@ -222,7 +224,8 @@ def _status(compiled: Compiled, tracks: Sequence[Track], waiting: Waiting) -> Ru
     if not judged:
         return RuleStatus(rule, "unknown", None, waiting.of(compiled, is_unknown=True))
     state = min((track.state for track in tracks), key=_LOUDEST.index)
-    return RuleStatus(rule, state, max(judged), "" if state == "firing" else waiting.of(compiled))
+    is_held_back = state == "quiet" and all(track.is_held_back for track in tracks)
+    return RuleStatus(rule, state, max(judged), "" if state == "firing" else waiting.of(compiled), is_held_back)
 
 
 _LOUDEST: tuple[TrackState, ...] = ("firing", "pending", "quiet")

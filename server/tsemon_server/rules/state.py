@@ -15,9 +15,9 @@ from tsemon_server.rules.memory import Cell
 from tsemon_server.rules.program import KEY_BYTES
 
 _HEAD = struct.Struct("<BHHqqq")
-_VERSION = 3
-_WITHOUT_LEFT_STEP = 1
-"""The version of tracks without `left_step`."""
+_VERSION = 4
+_TRACK_NUMBERS = {1: 7, 3: 8, _VERSION: 9}
+"""By the version: tracks without `left_step` and without `is_held_back`, and those of today."""
 _SEVERAL = 2
 """The version of several states in a row, each with its size before it."""
 _SIZE = struct.Struct("<I")
@@ -90,9 +90,9 @@ def load(raw: bytes, start: Callable[[], State], memories: dict[bytes, int], rul
 def _load_one(raw: bytes, fresh: State, memories: dict[bytes, int], rules: dict[bytes, int]) -> State:
     try:
         version, num_memories, num_rules, first, last, fresh.num_samples = _HEAD.unpack_from(raw)
-        if version not in (_VERSION, _WITHOUT_LEFT_STEP):
+        if version not in _TRACK_NUMBERS:
             raise UnreadableState(f"expected version {_VERSION}, got {version}")
-        num_in_track = _TRACK_NUMBERS - (version == _WITHOUT_LEFT_STEP)
+        num_in_track = _TRACK_NUMBERS[version]
         start = _HEAD.size + KEY_BYTES * (num_memories + num_rules)
         keys = [raw[at : at + KEY_BYTES] for at in range(_HEAD.size, start, KEY_BYTES)]
         numbers, place = struct.unpack(f"<{(len(raw) - start) // 8}d", raw[start:]), 0
@@ -120,9 +120,6 @@ def _cells(numbers: Sequence[float], place: int) -> tuple[list[Cell], int]:
     return held, place
 
 
-_TRACK_NUMBERS = 8
-
-
 def _of_track(track: Track) -> list[float]:
     streak = track.streak
     return [
@@ -134,14 +131,17 @@ def _of_track(track: Track) -> list[float]:
         0 if streak is None else streak.since_step,
         0 if streak is None else streak.samples,
         _number(track.left_step),
+        track.is_held_back,
     ]
 
 
 def _track(numbers: Sequence[float]) -> Track:
-    state, pending, firing, judged, towards, since, samples, *left = numbers
+    state, pending, firing, judged, towards, since, samples, *later = numbers
     streak = None if towards < 0 else Streak(_KINDS[int(towards)], int(since), int(samples))
-    left_step = _step(left[0] if left else pending)
-    return Track(_STATES[int(state)], _step(pending), _step(firing), _step(judged), streak, left_step)
+    left, is_held_back = [*later, *(pending, 0.0)[len(later) :]]
+    return Track(
+        _STATES[int(state)], _step(pending), _step(firing), _step(judged), streak, _step(left), is_held_back > 0
+    )
 
 
 def _step(number: float) -> int | None:

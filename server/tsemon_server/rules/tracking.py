@@ -53,6 +53,12 @@ class Courses:
         """The same alerts, with the first step since which they were not healthy."""
         self._moving: dict[int, Course] = {}
         """All others, by the place of their rule."""
+        newest = span.stop - 1
+        self._held_back = {
+            place: batch[one.only_while.index][newest] is False
+            for place, one in enumerate(compiled)
+            if one.only_while is not None
+        }
         for place, (one, track) in enumerate(zip(compiled, state.tracks, strict=True)):
             answers = batch[one.when.index][span.start : span.stop]
             clear = None if one.clear is None else batch[one.clear.index][span.start : span.stop]
@@ -90,6 +96,8 @@ class Courses:
             track.left_step = left
         for place, course in self._moving.items():
             self._tracks[place] = course.track
+        for place, is_held_back in self._held_back.items():
+            self._tracks[place].is_held_back = is_held_back
 
 
 def _course(

@@ -241,6 +241,17 @@ class TestAState:
             (e.rule.name, e.kind, e.pending_step) for e in sorted(expected, key=str)
         ]
 
+    def test_of_the_version_before_has_all_but_what_is_new(self):
+        evaluator = Evaluator(MANY)
+        state = evaluator.start()
+        for view in walk(30):
+            evaluator.advance(state, view)
+        raw = evaluator.dump(state)
+        numbers = [raw[end - 8 : end] for end in range(len(raw), len(raw) - 9 * 8 * len(MANY), -8)][::-1]
+        older = [number for place, number in enumerate(numbers) if place % 9 < 8]
+        start = raw[: -9 * 8 * len(MANY)]
+        assert evaluator.dump(evaluator.load(bytes([3]) + start[1:] + b"".join(older))) == raw
+
     @pytest.mark.parametrize("raw", [b"", b"\x07" * 40, b"\x01" + b"\xff" * 90])
     def test_that_is_none_is_refused(self, raw):
         with pytest.raises(UnreadableState):

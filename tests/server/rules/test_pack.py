@@ -187,6 +187,20 @@ class TestTheSameBatchAgainAndAgain:
 
         assert fired(drifting(), self.RULE) == []
 
+    @pytest.mark.parametrize(
+        ("steps", "is_held_back"), [((0, 10, 89, *range(339, 6000, 126)), True), (range(0, 2000, 50), False)]
+    )
+    def test_is_held_back_unless_samples_are_equally_far_apart(self, steps, is_held_back):
+        draw = np.random.default_rng(0)
+        evaluator = Evaluator(self.RULE)
+        state = evaluator.start()
+        for step in steps:
+            similarity, diversity = draw.normal(0.7, 0.02), draw.normal(0.3, 0.01)
+            layers = {"batch_similarity": np.array([similarity]), "global_diversity": np.array([diversity])}
+            evaluator.advance(state, View(step, {}, layers))
+        (status,) = evaluator.statuses(state)
+        assert (status.state, status.waits_for, status.is_held_back) == ("quiet", "", is_held_back)
+
     def test_is_judged_after_14_samples_of_the_input_however_many_frames_lack_it(self):
         def settling():
             for frame in range(80):
