@@ -8,6 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from tsemon.errors import InvalidArgument
+
 log = logging.getLogger("tsemon")
 
 MAX_LOGGED_TRACES = 1
@@ -28,17 +30,25 @@ class Faults:
             return tuple(self._recent)
 
     def contain(self, error: Exception) -> None:
+        """A mistake of the user, which any step may repeat, counts once."""
+        if type(error) is InvalidArgument:
+            self.count += self._is_new(text := str(error))
+            self.warn(text)
+            return
         self.count += 1
         self.warn(f"contained in tsemon, training is not affected: {type(error).__name__}: {error}", cause=error)
 
     def warn(self, text: str, cause: Exception | None = None) -> None:
         with self._lock:
-            is_new = text not in self._recent
+            is_new = self._is_new(text)
             if is_new:
                 self._recent.append(text)
         if is_new:
             with contextlib.suppress(Exception):  # a handler or filter of the user's own may raise
                 log.warning("tsemon: %s", text, exc_info=cause if self.count <= MAX_LOGGED_TRACES else None)
+
+    def _is_new(self, text: str) -> bool:
+        return text not in self._recent
 
     def guard(self, function: Callable[..., object], *args: object) -> None:
         try:

@@ -14,6 +14,7 @@ from torch import Tensor
 from tsemon.catalogue import TIERS
 from tsemon.errors import InvalidArgument
 from tsemon.probes import OnHost, Reading, Span, Undefined
+from tsemon.probes.every_step import LEFT_OUT, not_one_number
 from tsemon.stacks import Stacks
 from tsemon.wire import MAX_SCALARS, METRIC_NAME, Array, Frame
 
@@ -65,14 +66,16 @@ class Sample:
                         continue
                     raw, finish = (value.raw, value.finish) if isinstance(value, OnHost) else (value, None)
                     if not isinstance(raw, Tensor):
-                        self._scalars[name] = float(raw)
+                        try:
+                            self._scalars[name] = float(raw)
+                        except (TypeError, ValueError, OverflowError):
+                            raise InvalidArgument(not_one_number(raw)) from None
                         continue
                     if group == "scalars" and finish is None and (raw.numel() != 1 or raw.is_complex()):
-                        kind = "complex tensor" if raw.is_complex() else "tensor"
-                        raise InvalidArgument(f"a {kind} of shape {tuple(raw.shape)} is not one real number")
+                        raise InvalidArgument(not_one_number(raw))
                     tensors.append(self._packed_part(group, name, raw, finish))
                 except Exception as error:
-                    on_fault(InvalidArgument(f"{name!r} given to monitor.step() was left out: {error}"))
+                    on_fault(InvalidArgument(LEFT_OUT.format(name=name, why=error)))
         for note in reading.notes:
             tensors.append(self._packed_part("notes", "", note.raw, note.finish))
         for decision in reading.later:

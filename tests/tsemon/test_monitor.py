@@ -380,6 +380,32 @@ class TestStep:
         (fault,) = monitor.status.faults
         assert fault.startswith("'token_similarity' given to monitor.step() was left out: tsemon measures a metric")
 
+    @pytest.mark.parametrize(
+        ("value", "what"),
+        [
+            (torch.ones(3), "a torch.float32 tensor of shape (3,)"),
+            (torch.tensor(1 + 2j), "a torch.complex64 tensor of shape ()"),
+            (1 + 2j, "a complex"),
+            ([1.0], "a list"),
+            ({"loss": 1.0}, "a dict"),
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("name", ["loss", "grad_norm"])
+    @pytest.mark.parametrize("every", [1, 100])
+    def test_warns_at_any_step_of_what_is_not_one_number(self, tmp_path, caplog, every, name, value, what):
+        model, _ = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", every=every, spool_dir=tmp_path) as monitor:
+            monitor.step()
+            with caplog.at_level(logging.WARNING, "tsemon"):
+                for _ in range(3):
+                    monitor.step(**{name: value})
+        assert monitor.status.num_faults == 1
+        [record] = caplog.records
+        expected = "was left out: expected one real number, or a tensor with one element"
+        assert record.getMessage() == f"tsemon: '{name}' given to monitor.step() {expected}, got {what}"
+        assert record.exc_info is None
+
     def test_keeps_a_loss_that_is_nan(self, attached, tmp_path):
         *_, monitor = attached
         monitor.step(loss=torch.tensor(math.nan))

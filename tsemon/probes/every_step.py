@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from tsemon.errors import InvalidArgument
 from tsemon.probes.states import version_of
 
 MAX_STEPS = 4096
@@ -20,6 +21,7 @@ NUM_PER_STACK = 128
 """Numbers are stacked as soon as there are this many, so that no step has to stack a thousand of them."""
 MAX_STORAGE_BYTES = 4096
 """A number that is part of a larger tensor is copied, so that it does not keep that one."""
+LEFT_OUT = "{name!r} given to monitor.step() was left out: {why}"
 
 
 class EveryStep:
@@ -30,7 +32,9 @@ class EveryStep:
     has the memory of the one before, as the static output of a CUDA graph and a running sum have.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        """name: what `Monitor.step` calls the number."""
+        self._name = name
         self._pending: list[tuple[Tensor | float, int | None]] = []
         """Numbers, and the versions that the tensors among them had when they were given."""
         self._stacks: deque[Tensor] = deque(maxlen=MAX_STEPS // NUM_PER_STACK)
@@ -39,13 +43,15 @@ class EveryStep:
         self._must_copy = False
 
     def add(self, number: object) -> None:
-        """Take the number of one step. Ignores values other than one number, which get a warning elsewhere."""
+        """Take the number of one step. Raises InvalidArgument if it is anything but one real number."""
         if not isinstance(number, Tensor):
             try:
                 self._pending.append((float(number), None))  # type: ignore[arg-type]
             except (TypeError, ValueError, OverflowError):
-                return
-        elif type(number) is Tensor and number.numel() == 1 and not number.is_complex():
+                raise self._left_out(number) from None
+        elif number.numel() != 1 or number.is_complex():
+            raise self._left_out(number)
+        elif type(number) is Tensor:
             own = number.detach()
             address = own.data_ptr()
             self._must_copy |= self._newest is not None and self._newest[0] == address
@@ -53,6 +59,9 @@ class EveryStep:
             if self._must_copy or own.untyped_storage().nbytes() > MAX_STORAGE_BYTES:
                 own = own.clone()
             self._pending.append((own, version_of(own)))
+
+    def _left_out(self, number: object) -> InvalidArgument:
+        return InvalidArgument(LEFT_OUT.format(name=self._name, why=not_one_number(number)))
 
     def add_floats(self, numbers: Iterable[float]) -> None:
         """Take the numbers of several steps."""
@@ -94,6 +103,14 @@ class EveryStep:
         stacks = list(self._stacks)
         self._stacks.clear()
         return torch.cat(on_one_device(stacks)) if stacks else None
+
+
+def not_one_number(value: object) -> str:
+    """What is wrong with a value of `Monitor.step`, in words."""
+    what = f"a {type(value).__name__}"
+    if isinstance(value, Tensor):
+        what = f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+    return f"expected one real number, or a tensor with one element, got {what}"
 
 
 def on_one_device(tensors: list[Tensor]) -> list[Tensor]:

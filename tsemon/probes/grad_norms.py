@@ -30,7 +30,7 @@ class GradNormProbe(Part):
 
     def __init__(self) -> None:
         super().__init__()
-        self.given = EveryStep()
+        self.given = EveryStep("grad_norm")
         self._remembered: Tensor | None = None
         """The norms of the last steps at the last sample."""
         self._is_given = False

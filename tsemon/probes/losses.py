@@ -28,7 +28,7 @@ class LossProbe(Part):
 
     def __init__(self) -> None:
         super().__init__()
-        self.given = EveryStep()
+        self.given = EveryStep("loss")
         self._remembered: Tensor | None = None
         """The losses of the last 40 steps at the last sample."""
         self._is_given = False

@@ -50,10 +50,12 @@ class HttpDelivery:
         self.server_url = server_url
         shown = re.sub("[^/]*@", "...@", server_url) if isinstance(server_url, str) else server_url  # no password
         expected = f"server must be http(s)://host[:port][/path], got {shown!r}"
+        if not isinstance(server_url, str):
+            raise InvalidArgument(f"{expected}, which is no string")
         try:
             parts = urlsplit(server_url)
             self._host, self._port = parts.hostname or "", parts.port
-        except (ValueError, TypeError, AttributeError) as error:
+        except ValueError as error:
             raise InvalidArgument(f"{expected}: {error}") from error
         if (
             parts.scheme not in ("http", "https")
