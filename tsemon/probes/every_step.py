@@ -33,7 +33,7 @@ class EveryStep:
     """
 
     def __init__(self, name: str) -> None:
-        """name: what `Monitor.step` calls the number."""
+        """name: the argument of `Monitor.step`."""
         self._name = name
         self._pending: list[tuple[Tensor | float, int | None]] = []
         """Numbers, and the versions that the tensors among them had when they were given."""
@@ -106,7 +106,7 @@ class EveryStep:
 
 
 def not_one_number(value: object) -> str:
-    """What is wrong with a value of `Monitor.step`, in words."""
+    """Return in words why a value of `Monitor.step` is no number."""
     what = f"a {type(value).__name__}"
     if isinstance(value, Tensor):
         what = f"a {value.dtype} tensor of shape {tuple(value.shape)}"

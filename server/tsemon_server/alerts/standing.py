@@ -16,7 +16,7 @@ from tsemon_server.rules.rule import Rule, compile_rule
 from tsemon_server.store.reading import Reader
 
 HELD_BACK = "a sample in which only_while holds"
-"""What a rule waits for whose guard did not hold in the newest sample."""
+"""`waits_for` of a rule if its guard did not hold in the newest sample."""
 
 
 def standings(reader: Reader, active: ActiveRules, run_id: str) -> RuleStandings:

@@ -17,7 +17,7 @@ from tsemon_server.rules.program import KEY_BYTES
 _HEAD = struct.Struct("<BHHqqq")
 _VERSION = 4
 _TRACK_NUMBERS = {1: 7, 3: 8, _VERSION: 9}
-"""By the version: tracks without `left_step` and without `is_held_back`, and those of today."""
+"""By version. Version 1 lacks `left_step`, version 3 lacks `is_held_back`."""
 _SEVERAL = 2
 """The version of several states in a row, each with its size before it."""
 _SIZE = struct.Struct("<I")

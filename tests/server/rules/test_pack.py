@@ -510,6 +510,14 @@ class TestALossThatJumpsFarFromTheLastSample:
             evaluator.advance(kept, view)
         assert [status.state for status in evaluator.statuses(kept)] == [state]
 
+    def test_is_told_though_an_earlier_jump_was_ten_times_as_high(self):
+        draw = np.random.default_rng(0)
+        losses = 0.25 + 2.1 * np.exp(-np.arange(1500) / 100) + draw.normal(0, 0.03, 1500)
+        losses[300:310] = 20.0
+        losses[1000:] = 2.0 + draw.normal(0, 0.1, 500)
+        found = fired(views_of_losses(losses, (*range(0, 1000, 50), 1003, 1008, 1012, 1100)), self.RULE)
+        assert [step for _, step in found] == [1008]
+
 
 class TestALossThatStaysHigh:
     RULE = tuple(rule for rule in PACK if rule.name == "loss-regressed")
