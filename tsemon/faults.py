@@ -30,25 +30,20 @@ class Faults:
             return tuple(self._recent)
 
     def contain(self, error: Exception) -> None:
-        """A mistake of the user, which any step may repeat, counts once."""
-        if type(error) is InvalidArgument:
-            self.count += self._is_new(text := str(error))
-            self.warn(text)
-            return
         self.count += 1
-        self.warn(f"contained in tsemon, training is not affected: {type(error).__name__}: {error}", cause=error)
+        if type(error) is InvalidArgument:  # a mistake of the user
+            self.warn(str(error))
+        else:
+            self.warn(f"contained in tsemon, training is not affected: {type(error).__name__}: {error}", cause=error)
 
     def warn(self, text: str, cause: Exception | None = None) -> None:
         with self._lock:
-            is_new = self._is_new(text)
+            is_new = text not in self._recent
             if is_new:
                 self._recent.append(text)
         if is_new:
             with contextlib.suppress(Exception):  # a handler or filter of the user's own may raise
                 log.warning("tsemon: %s", text, exc_info=cause if self.count <= MAX_LOGGED_TRACES else None)
-
-    def _is_new(self, text: str) -> bool:
-        return text not in self._recent
 
     def guard(self, function: Callable[..., object], *args: object) -> None:
         try:

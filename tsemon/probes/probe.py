@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from tsemon.errors import InvalidArgument
 from tsemon.measures.rows import MAX_ROWS, Rows
 from tsemon.measures.sums import Partial, Partials
 from tsemon.probes.activations import ActivationProbe
@@ -333,7 +334,11 @@ class Probe:
         return [name for part, is_coming in parts if is_coming or part.given for name in part.METRICS]
 
     def _take(self, numbers: EveryStep, number: object) -> None:
-        numbers.add(number)
+        try:
+            numbers.add(number)
+        except InvalidArgument as error:  # no fault yet: a sample counts what it leaves out
+            if self._warn is not None:
+                self._warn(str(error))
         if numbers.is_full:
             self._guard.run(numbers.stack)
 
