@@ -519,6 +519,23 @@ class TestALossThatJumpsFarFromTheLastSample:
         assert [step for _, step in fired(views_of_losses(losses, steps), self.RULE)] == [304, 1008]
 
 
+class TestALossWithAHighFirstValue:
+    RULES = tuple(rule for rule in PACK if rule.name in ("loss-spike", "loss-regressed"))
+
+    @pytest.mark.parametrize("first", [20.0, 300.0])
+    @pytest.mark.parametrize(
+        "steps", [range(0, 600, 10), (0, 10, 20, *range(110, 400, 90), 403, 408, 412, 417, 460, 550)]
+    )
+    def test_is_told_when_it_jumps(self, first, steps):
+        losses = 2 + first * np.exp(-np.arange(600) / 3) + 0.1 * np.sin(1.7 * np.arange(600))
+        assert fired(views_of_losses(losses, steps), self.RULES) == []
+        losses[400:] += 4
+        assert [rule.name for rule, _ in fired(views_of_losses(losses, steps), self.RULES)] == [
+            "loss-spike",
+            "loss-regressed",
+        ]
+
+
 class TestALossThatStaysHigh:
     RULE = tuple(rule for rule in PACK if rule.name == "loss-regressed")
 
