@@ -109,6 +109,8 @@ class Monitor:
         """A burst that begins with the next step."""
         self._calm: Calm | None = None
         """The numbers of the newest steps, as long as nothing stirs."""
+        self._has_loss = False
+        """Whether the newest step was given one."""
         self._has_tiers = True
         """Whether the next sample takes the tiers that are due. One that only looks for where NaN began does not."""
         self._suspicion = Suspicion()
@@ -205,6 +207,7 @@ class Monitor:
                 self._with_tokens(tokens, step_tokens, {})
             self._step += 1
             self._outbox.step = self._step
+            self._has_loss = loss is not None
             if calm.is_full:
                 self._faults.guard(self._look_at_calm_steps)
                 self._calm = self._calm_steps()
@@ -268,6 +271,7 @@ class Monitor:
         if tokens is not None or step_tokens is not None:
             scalars = self._with_tokens(tokens, step_tokens, scalars)
         contain = self._faults.guard if probe is None or state.is_unseen else probe.contain
+        self._has_loss = loss is not None
         if probe is not None and loss is not None:
             if state.is_unseen:
                 loss = on_host(loss)
@@ -602,7 +606,7 @@ class Monitor:
         step = self._step - 1
         if step <= self._last_frame:
             return
-        reading = probe.collect_last(self._tiers)
+        reading = probe.collect_last(self._tiers, has_loss=self._has_loss)
         if not reading.scalars:  # none was given
             return
         own = self._own_scalars()

@@ -623,6 +623,17 @@ class TestTheLastSample:
         assert last["scalars"]["loss"] == pytest.approx(2.2)
         assert not last["layers"]
 
+    def test_has_no_loss_of_an_earlier_step(self, tmp_path):
+        loop = Loop(tmp_path, measures=["token_similarity", "loss_mean"])
+        loop.run(94)
+        loop.run(1, loss=torch.tensor(2.0))
+        loop.run(1, loss=None)
+        loop.monitor.close()
+        last = frames_in(tmp_path)[-1]
+        assert last["step"] == 95
+        assert "loss_mean" in last["scalars"]
+        assert "loss" not in last["scalars"]
+
     def test_leaves_out_the_parameters_which_may_be_those_of_a_checkpoint_by_now(self, tmp_path):
         loop = Loop(tmp_path, measures=["loss_mean", "total_param_norm", "param_norm"])
         checkpoint = {name: value / 2 for name, value in loop.model.state_dict().items()}

@@ -19,8 +19,6 @@ MAX_STEPS = 4096
 """Maximum number of steps that are kept; the oldest ones are dropped."""
 NUM_PER_STACK = 128
 """Numbers are stacked as soon as there are this many, so that no step has to stack a thousand of them."""
-MAX_STORAGE_BYTES = 4096
-"""A number that is part of a larger tensor is copied, so that it does not keep that one."""
 LEFT_OUT = "{name!r} given to monitor.step() was left out: {why}"
 
 
@@ -28,8 +26,9 @@ class EveryStep:
     """Keeps the numbers of the steps between two samples.
 
     A tensor is kept as it is, detached: nothing is copied, nothing waits for the device. One that is written into before
-    it is read has lost the number that was given: it is left out, and numbers are copied from then on. The same if one
-    has the memory of the one before, as the static output of a CUDA graph and a running sum have.
+    it is read has lost the number that was given: it is left out, and numbers are copied from then on. They are also copied
+    once one has the memory of the one before, as the static output of a CUDA graph and a running sum have. Part of a larger
+    tensor, such as a history of losses, is always copied.
     """
 
     def __init__(self, name: str) -> None:
@@ -56,7 +55,7 @@ class EveryStep:
             address = own.data_ptr()
             self._must_copy |= self._newest is not None and self._newest[0] == address
             self._newest = address, own
-            if self._must_copy or own.untyped_storage().nbytes() > MAX_STORAGE_BYTES:
+            if self._must_copy or own.untyped_storage().nbytes() > own.element_size():
                 own = own.clone()
             self._pending.append((own, version_of(own)))
 

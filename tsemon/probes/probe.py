@@ -436,14 +436,14 @@ class Probe:
             self._guard.run(self._usage.end_sample)
         return reading
 
-    def collect_last(self, wanted: Collection[str]) -> Reading:
-        """Return the last loss, and the metrics of the losses and gradient norms since the last sample.
+    def collect_last(self, wanted: Collection[str], *, has_loss: bool) -> Reading:
+        """Return the loss of the last step if it has one, and the metrics of the losses and norms since the last sample.
 
         The parameters may have changed since the last step: loops load the best checkpoint, or averages, at the end.
         """
         reading = Reading()
         self._guard.run(self._measure_alone, "losses", wanted, reading)
-        if reading.scalars and self._losses.newest is not None:
+        if has_loss and reading.scalars and self._losses.newest is not None:
             reading.scalars["loss"] = self._losses.newest
         self._guard.run(self._measure_alone, "grad norms", wanted, reading)
         return reading

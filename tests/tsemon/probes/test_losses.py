@@ -144,6 +144,13 @@ class TestLossProbe:
 
 
 class TestALossThatIsWrittenInto:
+    def test_may_be_an_entry_of_a_history(self):
+        history, probe = torch.zeros(20), LossProbe()
+        for step in range(20):
+            history[step] = step
+            probe.given.add(history[step])
+        assert probe.given.take().tolist() == list(range(20))
+
     def test_may_be_the_same_tensor_at_every_step(self, tmp_path):
         static = torch.zeros(())
 
