@@ -30,7 +30,7 @@ from tsemon.probes.probe import ORIGIN
 from tsemon.registration import step_of_state
 from tsemon.relay import NUM_NUMBERS, Relay
 from tsemon.sample import Sample
-from tsemon.schedule import ZOOM_GAP, ZOOM_SAMPLES, Cadence, Spent
+from tsemon.schedule import ZOOM_GAP, ZOOM_SAMPLES, Cadence, NewBurst, Spent
 from tsemon.stacks import Stacks
 from tsemon.status import LATE_STEPS, Status, Zooms
 from tsemon.suspicion import TO_SAVE, SharedSigns, Sign, Suspicion
@@ -105,8 +105,8 @@ class Monitor:
         self._relay = None if ranks is None else Relay()
         self._to_hear: deque[tuple[int, Sample]] = deque()
         """Samples that rank 0 may have told something in, and at which step to listen."""
-        self._new_burst: dict[str, int] | None = None
-        """A burst that begins with the next step."""
+        self._new_burst: NewBurst | None = None
+        """A burst that begins with the next step, or is sent to the other ranks then."""
         self._calm: Calm | None = None
         """The numbers of the newest steps, as long as nothing stirs."""
         self._has_loss = False
@@ -291,11 +291,10 @@ class Monitor:
         self._step += 1
         self._outbox.step = self._step
         self._tell_alerts()
-        if self._new_burst is not None:
-            self._cadence.burst(**self._new_burst)
-            self._new_burst, self._next_sample = None, self._step
         probe = self._probe  # None if a handler of an alert has closed the monitor
-        if probe is not None and self._cadence.is_adaptive:
+        if probe is not None and self._shared_signs is None:
+            self._begin_burst(self._new_burst)
+        if probe is not None and (self._cadence.is_adaptive or self._shared_signs is not None):
             refusals = self._suspicion.refusals
             contain(self._zoom_in, loss, grad_norm)
             if self._suspicion.refusals is not refusals and self._step >= self._may_report_from:
@@ -312,12 +311,14 @@ class Monitor:
     def _zoom_in(self, loss: Tensor | float | None, grad_norm: Tensor | float | None) -> None:
         """Take the next sample sooner at a sign of trouble. With ranks, all of them decide the same."""
         is_new, at_least = not self._cadence.is_zoomed_in, 2
-        sign = self._own_sign(loss, grad_norm)
+        sign = self._own_sign(loss, grad_norm) if self._cadence.is_adaptive else None
         if sign is not None and sign.is_decisive and self._probe is not None and ORIGIN not in self._how:
             why = self._probe.why_no_origin
             self._how[ORIGIN] = f"the loss. It is not known where NaN began, because {why}"
         if self._shared_signs is not None:
-            sign, at_least = self._shared_signs.exchange(self._step, sign), ZOOM_SAMPLES
+            sign, burst = self._shared_signs.exchange(self._step, sign, self._new_burst)
+            at_least = ZOOM_SAMPLES
+            self._begin_burst(burst)
         if sign is None:
             return
         if sign.is_decisive:
@@ -333,6 +334,12 @@ class Monitor:
             self._suspicion.begins()
             self._plan_reports(LATER_REPORTS)
             self._zooms = Zooms(1 if self._zooms is None else self._zooms.num + 1, self._step, sign.reason)
+
+    def _begin_burst(self, burst: NewBurst | None) -> None:
+        self._new_burst = None
+        if burst is not None:
+            self._cadence.burst(steps=burst.steps, every=burst.every)
+            self._next_sample = self._step
 
     def _plan_reports(self, distances: Sequence[int]) -> None:
         """Plan frames for the rules on the loss. Not with ranks, whose samples are collectives."""
@@ -393,10 +400,10 @@ class Monitor:
     def burst(self, steps: int = 50, *, every: int = 1) -> None:
         """Sample every `every` steps, or more often, for `steps` steps, the slow tier too, whatever the budget.
 
-        It begins with the step after the current one. With ranks every one calls it at the same step. Raises
-        InvalidArgument.
+        It begins with the step after the current one. With ranks, call it on any of them: 12 to 23 steps later, it begins
+        on all. Raises InvalidArgument.
         """
-        self._new_burst = {"steps": checked_count("steps", steps), "every": checked_count("every", every)}
+        self._new_burst = NewBurst(checked_count("steps", steps), checked_count("every", every))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run in plain values, for a checkpoint that is saved after `step`."""

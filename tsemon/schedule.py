@@ -50,6 +50,13 @@ class Spent(NamedTuple):
     """Number of these steps."""
 
 
+class NewBurst(NamedTuple):
+    """A burst that has not begun."""
+
+    steps: int
+    every: int
+
+
 class Burst(NamedTuple):
     """Samples that a user has asked for and that are still to come."""
 

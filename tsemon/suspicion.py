@@ -15,7 +15,7 @@ import torch
 
 from tsemon.late import LateNumbers
 from tsemon.probes import Asked, Ranks
-from tsemon.schedule import ZOOM_GAP, ZOOM_SAMPLES
+from tsemon.schedule import ZOOM_GAP, ZOOM_SAMPLES, NewBurst
 from tsemon.wire import ASKED, Alert
 
 USUAL_STEPS = 12
@@ -455,38 +455,45 @@ class Suspicion:
 
 
 class SharedSigns:
-    """Exchanges signs among ranks every 12 steps, so that all of them zoom in at the same step."""
+    """Exchanges signs and bursts among ranks every 12 steps, so that all of them sample the same steps."""
 
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
         self._ranks = ranks
         self._device = device
         self._own: Sign | None = None
         """The first sign of this rank since the last exchange."""
+        self._own_burst: NewBurst | None = None
+        """The newest burst that this rank has asked for since then."""
         self._sent: Sign | None = None
         self._asked: Asked | None = None
 
-    def exchange(self, step: int, own: Sign | None) -> Sign | None:
-        """Return a sign of any rank, on all ranks at the same step, which is 12 to 23 steps after the sign.
+    def exchange(self, step: int, own: Sign | None, burst: NewBurst | None) -> tuple[Sign | None, NewBurst | None]:
+        """Return a sign and a burst of any rank, on all ranks at the same step, 12 to 23 steps after they came up.
 
-        All ranks call it at every step. own: the sign of this rank, if there is one.
+        All ranks call it at every step. own, burst: of this rank, if there is one. If several ranks ask for bursts, the
+        largest number of steps and the smallest gap count.
         """
-        self._own = _heavier(self._own, own)
-        if step % SHARE_EVERY or self._ranks.is_broken:
-            return None
-        sign = self._answer()
+        if self._ranks.is_broken:
+            return None, burst
+        self._own, self._own_burst = _heavier(self._own, own), burst or self._own_burst
+        if step % SHARE_EVERY:
+            return None, None
+        sign, burst = self._answer()
         self._sent, self._own = self._own, None
         # The largest number is that of a decisive sign, if there is one, or else of an urgent one.
         number = 0 if self._sent is None else 1 + self._ranks.rank + self._ranks.size * _weight(self._sent)
-        self._asked = self._ranks.ask(number, self._device)
-        return sign
+        steps, every = self._own_burst or (0, math.inf)
+        self._asked, self._own_burst = self._ranks.ask((number, steps, -every), self._device), None
+        return sign, burst
 
-    def _answer(self) -> Sign | None:
-        number = 0 if self._asked is None else int(self._ranks.answer(self._asked))
+    def _answer(self) -> tuple[Sign | None, NewBurst | None]:
+        number, steps, minus_every = (0.0, 0.0, 0.0) if self._asked is None else self._ranks.answer(self._asked)
+        burst = NewBurst(int(steps), -int(minus_every)) if steps else None
         if not number:
-            return None
-        weight, rank = divmod(number - 1, self._ranks.size)
+            return None, burst
+        weight, rank = divmod(int(number) - 1, self._ranks.size)
         reason = f"rank {rank} has a sign of trouble" if self._sent is None else self._sent.reason
-        return Sign(reason, is_urgent=weight > 0, is_decisive=weight > 1)
+        return Sign(reason, is_urgent=weight > 0, is_decisive=weight > 1), burst
 
     def finish(self, until: float) -> None:
         """Wait for the last exchange until this time. If a process ends before, the others may wait for ever."""

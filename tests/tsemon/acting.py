@@ -16,7 +16,8 @@ from tests import zoo
 from tsemon.actions import Burst, LowerLearningRate, SaveCheckpoint, Stop, when
 from tsemon.errors import RanksDisagree
 
-EVERY = 8
+EVERY = 12
+"""As many as between two exchanges of bursts, so that a burst is apart from the other samples."""
 BURST = 6
 MAX_STEPS = 20_000
 

@@ -10,7 +10,6 @@ from tsemon.schedule import FOLLOW_UP_GAP
 from tsemon.suspicion import SHARE_EVERY, TO_SAVE
 
 SIZE = 2
-BURST = [zooming.BURST_AT + 1, zooming.BURST_AT + 2]
 FAULT = "contained in tsemon, training is not affected: ZeroDivisionError: division by zero"
 
 
@@ -38,13 +37,15 @@ def steps_of(seen, since=91):
     return [step for step, *_ in seen["sampled"] if step >= since]
 
 
+BURST = heard_after(zooming.BURST_AT)
+
+
 class TestRanks:
     def test_zoom_in_at_the_same_steps_whichever_has_the_sign(self, seen):
         first, second = seen("training")
         assert first["sampled"] == second["sampled"]
         second_zoom = zoom_from(204 + 2 * SHARE_EVERY, (0, 5, 9, 14))
-        assert steps_of(first) == [*zoom_from(131 + 1 + SHARE_EVERY), *BURST, *second_zoom]
-        assert BURST[-1] == 204 + 2 * SHARE_EVERY - 1
+        assert steps_of(first) == [*zoom_from(131 + 1 + SHARE_EVERY), BURST, BURST + 1, *second_zoom]
         assert first["faults"] == second["faults"] == []
 
     def test_say_why(self, seen):
@@ -60,10 +61,12 @@ class TestRanks:
         assert first["refusals"] == [1, heard_after(204), TO_SAVE, "rank 1 has a sign of trouble"]
         assert second["refusals"] == [1, heard_after(204), TO_SAVE, "the loss is not finite"]
 
-    def test_exchange_nothing_at_a_fixed_interval(self, seen):
+    def test_share_bursts_at_a_fixed_interval_but_no_signs(self, seen):
+        """One rank asks for 2 steps, the other for every second one of 3."""
+        burst = [BURST, BURST + 1, BURST + 2]
         for each in seen("fixed_interval"):
-            assert each["num_exchanges"] == 0
-            assert steps_of(each, 0) == [0, 50, 100, 150, 200, 250]
+            assert steps_of(each, 0) == [0, 50, 100, 150, 200, *burst]
+            assert each["faults"] == []
 
     def test_join_every_exchange_though_the_look_for_a_sign_fails(self, seen):
         first, second = seen("failing_sign")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -33,7 +33,7 @@ class Slot(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The largest number of all processes, on its way."""
+    """The largest numbers of all processes, on their way."""
 
     work: dist.Work
     largest: Tensor
@@ -128,16 +128,17 @@ class Ranks:
             for slot, of_all_RN in zip(self._layout, parts, strict=True)
         }
 
-    def ask(self, number: float, device: torch.device) -> Asked:
-        """Begin to find the largest number of all processes, which call this at the same step. Does not wait."""
+    def ask(self, numbers: Sequence[float], device: torch.device) -> Asked:
+        """Begin to find the largest of each number of all processes, which call this at the same step. Does not wait."""
         self.is_broken = True  # until this is over, also where an interrupt comes
-        largest = torch.full((1,), number, dtype=torch.float32, device=device)
+        # Not `torch.tensor`, which would wait for the device.
+        largest = torch.cat([torch.full((1,), number, dtype=torch.float32, device=device) for number in numbers])
         work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group, async_op=True)
         self.is_broken = False
         return Asked(work, largest)
 
-    def answer(self, asked: Asked) -> float:
-        """Return the largest number. Waits only for a process that has not called `ask` yet."""
+    def answer(self, asked: Asked) -> list[float]:
+        """Return the largest numbers. Waits only for a process that has not called `ask` yet."""
         self.is_broken = True
         start = time.perf_counter()
         device = asked.largest.device
@@ -145,10 +146,10 @@ class Ranks:
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
             asked.work.wait()
-            number = asked.largest.item()
+            numbers = asked.largest.tolist()
         self.waited_s += time.perf_counter() - start
         self.is_broken = False
-        return number
+        return numbers
 
     def _agree(self, partials: Mapping[str, Partial]) -> list[Slot]:
         """All names that some process has, each in the largest of its shapes. A model's stages differ in their heads."""
