@@ -71,7 +71,7 @@ class Sample:
                         except (TypeError, ValueError, OverflowError):
                             raise InvalidArgument(not_one_number(raw)) from None
                         continue
-                    if group == "scalars" and finish is None and (raw.numel() != 1 or raw.is_complex()):
+                    if group == "scalars" and finish is None and (raw.numel() != 1 or raw.is_complex() or raw.is_meta):
                         raise InvalidArgument(not_one_number(raw))
                     tensors.append(self._packed_part(group, name, raw, finish))
                 except Exception as error:

@@ -385,6 +385,7 @@ class TestStep:
         [
             (torch.ones(3), "a torch.float32 tensor of shape (3,)"),
             (torch.tensor(1 + 2j), "a torch.complex64 tensor of shape ()"),
+            (torch.ones((), device="meta"), "a torch.float32 tensor of shape () without a value"),
             (1 + 2j, "a complex"),
             ([1.0], "a list"),
             ({"loss": 1.0}, "a dict"),

@@ -47,9 +47,9 @@ class EveryStep:
             try:
                 self._pending.append((float(number), None))  # type: ignore[arg-type]
             except (TypeError, ValueError, OverflowError):
-                raise self._left_out(number) from None
+                raise self.left_out(number) from None
         elif number.numel() != 1 or number.is_complex():
-            raise self._left_out(number)
+            raise self.left_out(number)
         elif type(number) is Tensor:
             own = number.detach()
             address = own.data_ptr()
@@ -59,7 +59,7 @@ class EveryStep:
                 own = own.clone()
             self._pending.append((own, version_of(own)))
 
-    def _left_out(self, number: object) -> InvalidArgument:
+    def left_out(self, number: object) -> InvalidArgument:
         return InvalidArgument(LEFT_OUT.format(name=self._name, why=not_one_number(number)))
 
     def add_floats(self, numbers: Iterable[float]) -> None:
@@ -108,7 +108,7 @@ def not_one_number(value: object) -> str:
     """Return in words why a value of `Monitor.step` is no number."""
     what = f"a {type(value).__name__}"
     if isinstance(value, Tensor):
-        what = f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+        what = f"a {value.dtype} tensor of shape {tuple(value.shape)}" + (" without a value" if value.is_meta else "")
     return f"expected one real number, or a tensor with one element, got {what}"
 
 
