@@ -277,10 +277,13 @@ def window(term: Term, part: Part, program: Program) -> Term:
 def start(term: Term, part: Part, program: Program) -> Term:
     part.has_keys(["start"], ["samples"])
     num_samples = part["samples"].whole(1, MAX_SAMPLES) if "samples" in part else 3
-    take, _ = _over_time(part["start"])
-    return program.remember(
-        term, f"start {_key(part)}", Start(take, num_samples), says=f"{_grouped(term)} at its start"
-    )
+    take, name = _over_time(part["start"])
+    x = _grouped(term)
+    if num_samples == 1:
+        says = f"the first {x}"
+    else:
+        says = f"{x} at its start" if name == "median" else f"{name} of the first {num_samples} samples of {x}"
+    return program.remember(term, f"start {_key(part)}", Start(take, num_samples), says=says)
 
 
 def _over_time(part: Part) -> tuple[Statistic, str]:

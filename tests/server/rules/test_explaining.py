@@ -55,6 +55,8 @@ class TestAValue:
             ([LOSS, {"minus": 1}, "abs", {"over": [LOSS]}], "|loss - 1| / loss"),
             ([LOSS, {"minus": 1}, {"best": "highest"}], "the highest (loss - 1) so far"),
             ([LOSS, {"minus": 1}, {"start": "median"}], "(loss - 1) at its start"),
+            ([LOSS, {"start": "min"}], "min of the first 3 samples of loss"),
+            ([LOSS, {"start": "median", "samples": 1}], "the first loss"),
             ([LOSS, {"plus": 1}, "log10"], "log10 (loss + 1)"),
             ([LOSS, {"previous": 1}], "loss 1 sample ago"),
             ([X, {"layers": {"first_above": 0}}], "first layer with x above 0"),
