@@ -36,9 +36,8 @@ LEAST_RISE = 1e-6
 NUM_HIGH = 5
 """Number of high losses in a row that make a jump."""
 NUM_HIGH_IN_LOGS = 3
-"""The same if their logarithms are high, too. Near zero, some healthy losses are ten times as large as others, so the mean
-of three must exceed each of the `NOISE_STEPS` losses before them. If `NUM_HIGH` uneven losses in a row have raised
-logarithms, only this many must be high."""
+"""The same if their logarithms are high, too. Near zero, some healthy losses are ten times as large as others. If
+`NUM_HIGH` uneven losses in a row have raised logarithms, only this many must be high."""
 HIGH_IN_LOGS, RAISED_IN_LOGS = 2.7, 2.0
 """Mean absolute deviations from which on a logarithm is high, or raised."""
 TALLER, TALLEST = 1.5, 8.0
@@ -139,7 +138,6 @@ class LossWatch:
         self._lowest = math.inf
         """The lowest mean of `_slow`."""
         self._num_high = self._num_high_in_logs = 0
-        self._newest = deque[float](maxlen=NOISE_STEPS + NUM_HIGH_IN_LOGS)
         self._raised = deque[float]()
         """The newest losses with raised logarithms in a row, at most `NUM_HIGH`. It is not clear yet whether they stay."""
 
@@ -162,10 +160,8 @@ class LossWatch:
             rise = self._take(loss) or rise
         self._num_high = self._num_high + 1 if is_high else 0
         self._num_high_in_logs = self._num_high_in_logs + 1 if is_high and not height <= HIGH_IN_LOGS else 0
-        self._newest.append(loss)
-        are_high_in_logs = self._num_high_in_logs >= NUM_HIGH_IN_LOGS and (self._is_even or self._are_highest)
         stays = len(self._raised) == NUM_HIGH and sum(other > limit for other in self._raised) >= NUM_HIGH_IN_LOGS
-        if self._num_high < NUM_HIGH and not are_high_in_logs and not stays:
+        if self._num_high < NUM_HIGH and self._num_high_in_logs < NUM_HIGH_IN_LOGS and not stays:
             return rise
         text = f"the loss jumped from about {self._losses.mean:.4g} to {loss:.4g}"
         self._has_jumped, self._taller = True, min(TALLER * self._taller, TALLEST)
@@ -231,12 +227,6 @@ class LossWatch:
     def is_undecided(self) -> bool:
         """Whether the next losses may make a jump, though each of them is below the limit."""
         return len(self._raised) > 1
-
-    @property
-    def _are_highest(self) -> bool:
-        """Whether the mean of the last three losses exceeds all before them."""
-        *before, a, b, c = self._newest
-        return (a + b + c) / NUM_HIGH_IN_LOGS > max(before, default=-math.inf)
 
     @property
     def _is_even(self) -> bool:
