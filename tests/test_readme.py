@@ -159,7 +159,7 @@ class TestItsNumbers:
             assert f"{what}: 0" in short
         assert numbers(r"the best rule on the loss: (\d+)", short)[0] <= 1  # the target is 0
         assert "runs with an alert: 0" in long
-        assert numbers(r"runs that zoomed in: (\d+)", long)[0] <= 5  # of 30; the target is 3
+        assert numbers(r"runs that zoomed in: (\d+)", long)[0] <= 3  # of 30
         assert numbers(r"above 1.2%: (\d+)", long)[0] <= 1  # the target is 0
         for what, least in (("block within 2", 0.9), ("sub-step right", 0.8)):
             num_right, num_judged = numbers(rf"{what}: (\d+) of (\d+)", planted)
