@@ -43,7 +43,8 @@ class Recorded:
         """As if only every so many of its samples had been taken: the losses between them are summed up anew."""
         last_step = -1
         for view in self.views[first::every]:
-            losses = loss_scalars(self.losses[last_step + 1 : view.step + 1], self.losses[: view.step + 1])
+            known = self.losses[: view.step + 1]
+            losses = loss_scalars(known[last_step + 1 :], known, known)
             yield replace(view, scalars={**view.scalars, **losses})
             last_step = view.step
 

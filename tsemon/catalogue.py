@@ -28,6 +28,8 @@ NUM_RECENT = 5
 """Losses that `loss_recent` is the mean of, and norms that `grad_norm_recent` is."""
 NUM_OF_NOISE, NOISE_ENDS_BEFORE = 32, 8
 """Number of losses of `loss_before` and `loss_noise`, and number of later ones."""
+NUM_AT_START, MOST_ABOVE_START = 48, 5.0
+"""Losses whose median bounds `loss_start`, and the factor."""
 PLACES = ("largest", "second largest", "third largest", "fourth largest")
 """Losses of sequences in a frame, by their place."""
 
@@ -581,6 +583,13 @@ CATALOGUE: tuple[Metric, ...] = (
         title="how much the training loss varies from step to step",
         equation=f"standard deviation of the {NUM_OF_NOISE} losses that end {NOISE_ENDS_BEFORE} steps before this one; "
         "at least half of them must be there and finite",
+    ),
+    _per_run(
+        name="loss_start",
+        title="training loss that learning began at",
+        equation=f"first finite loss since attach, but at most {MOST_ABOVE_START:g} |median of the first {NUM_AT_START} "
+        f"so far|; at least {NUM_AT_START // 2} of them must be there and finite",
+        low=None,
     ),
     _per_run(
         name="grad_norm_mean",

@@ -30,7 +30,7 @@ from tsemon.probes.probe import ORIGIN
 from tsemon.registration import step_of_state
 from tsemon.relay import NUM_NUMBERS, Relay
 from tsemon.sample import Sample
-from tsemon.schedule import ZOOM_GAP, ZOOM_SAMPLES, Cadence, NewBurst, Spent
+from tsemon.schedule import LONGEST_BURST, ZOOM_GAP, ZOOM_SAMPLES, Cadence, NewBurst, Spent
 from tsemon.stacks import Stacks
 from tsemon.status import LATE_STEPS, Status, Zooms
 from tsemon.suspicion import TO_SAVE, SharedSigns, Sign, Suspicion
@@ -403,7 +403,8 @@ class Monitor:
         It begins with the step after the current one. With ranks, call it on any of them: 12 to 23 steps later, it begins
         on all. Raises InvalidArgument.
         """
-        self._new_burst = NewBurst(checked_count("steps", steps), checked_count("every", every))
+        steps, every = checked_count("steps", steps), checked_count("every", every)
+        self._new_burst = NewBurst(min(steps, LONGEST_BURST), min(every, LONGEST_BURST))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run in plain values, for a checkpoint that is saved after `step`."""

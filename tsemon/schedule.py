@@ -36,6 +36,8 @@ FOLLOW_UP_GAP = 48
 ZOOM_SHARE = 0.2
 """Zooms may use this fraction of the budget of the run so far, or the cost of `MIN_ZOOMS` if that is more."""
 MIN_ZOOMS = 3
+LONGEST_BURST = 2**24
+"""Steps. As good as without an end, and a number that ranks can tell each other exactly."""
 
 
 class Spent(NamedTuple):

@@ -463,9 +463,10 @@ class SharedSigns:
         All ranks call it at every step. own, burst: of this rank, if there is one. If several ranks ask for bursts, the
         largest number of steps and the smallest gap count.
         """
-        if self._ranks.is_broken:
-            return None, burst
         self._own, self._own_burst = _heavier(self._own, own), burst or self._own_burst
+        if self._ranks.is_broken:
+            burst, self._own_burst = self._own_burst, None
+            return None, burst
         if step % SHARE_EVERY:
             return None, None
         sign, burst = self._answer()
@@ -473,7 +474,10 @@ class SharedSigns:
         # The largest number is that of a decisive sign, if there is one, or else of an urgent one.
         number = 0 if self._sent is None else 1 + self._ranks.rank + self._ranks.size * _weight(self._sent)
         steps, every = self._own_burst or (0, math.inf)
-        self._asked, self._own_burst = self._ranks.ask((number, steps, -every), self._device), None
+        self._asked, self._own_burst = (
+            self._ranks.ask((number, steps, -every), self._device),
+            None,
+        )
         return sign, burst
 
     def _answer(self) -> tuple[Sign | None, NewBurst | None]:

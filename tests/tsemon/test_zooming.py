@@ -61,7 +61,7 @@ def zoom_from(step):
     return [step + distance for distance in (0, 4, 9, 13)]
 
 
-OF_LOSSES = "loss_mean", "loss_nonfinite", "loss_recent", "loss_before", "loss_noise"
+OF_LOSSES = "loss_mean", "loss_nonfinite", "loss_recent", "loss_before", "loss_noise", "loss_start"
 
 
 def events_of(frames):
@@ -633,6 +633,14 @@ class TestTheLastSample:
         assert last["step"] == 95
         assert "loss_mean" in last["scalars"]
         assert "loss" not in last["scalars"]
+
+    @pytest.mark.parametrize("left_out", [[3.0], torch.empty((), device="meta")], ids=["a list", "without a value"])
+    def test_has_no_loss_of_an_earlier_step_for_one_that_was_left_out(self, tmp_path, left_out):
+        loop = Loop(tmp_path, measures=["token_similarity", "loss_mean"])
+        loop.run(95)
+        loop.run(1, loss=left_out)
+        loop.monitor.close()
+        assert "loss" not in frames_in(tmp_path)[-1]["scalars"]
 
     def test_leaves_out_the_parameters_which_may_be_those_of_a_checkpoint_by_now(self, tmp_path):
         loop = Loop(tmp_path, measures=["loss_mean", "total_param_norm", "param_norm"])

@@ -68,6 +68,11 @@ class TestRanks:
             assert steps_of(each, 0) == [0, 50, 100, 150, 200, *burst]
             assert each["faults"] == []
 
+    def test_share_a_burst_without_an_end(self, seen):
+        for each in seen("endless_burst"):
+            assert steps_of(each, BURST - 5) == [*range(BURST, zooming.STEPS)]
+            assert each["faults"] == []
+
     def test_join_every_exchange_though_the_look_for_a_sign_fails(self, seen):
         first, second = seen("failing_sign")
         assert first["num_exchanges"] == second["num_exchanges"] == zooming.STEPS // SHARE_EVERY
@@ -119,6 +124,11 @@ class TestABrokenGroup:
         assert second["num_exchanges"] == 3
         assert steps_of(first) == steps_of(second) == []
         assert first["zooms"] is second["zooms"] is None
+
+    def test_begins_a_burst_that_it_could_not_share_alone(self, seen):
+        first, second = seen("interrupted")
+        assert not [1 for before, after in pairwise(steps_of(first, 0)) if after == before + 1]
+        assert [1 for before, after in pairwise(steps_of(second, 0)) if after == before + 1]
 
     def test_leaves_the_rest_training_when_a_rank_ends(self, seen):
         first, second = seen("rank_1_ends")

@@ -100,6 +100,19 @@ def fixed_interval(rank, group, folder):
     return loop.seen()
 
 
+def endless_burst(rank, group, folder):
+    """Rank 1 asks for one that is longer than any training."""
+    loop = Loop(rank, group, folder, every=50)
+
+    def loss_of(step):
+        if (rank, step) == (1, BURST_AT):
+            loop.monitor.burst(steps=10**400)
+        return 2.0
+
+    loop.run(loss_of=loss_of)
+    return loop.seen()
+
+
 def counted(owner, name, then=lambda number: None):
     """Call `then` with the number of each call before it."""
     function, calls = getattr(owner, name), []
@@ -186,7 +199,7 @@ def rank_1_is_late(rank, group, folder):
 
 
 def interrupted(rank, group, folder):
-    """Ctrl-C in rank 1 during an exchange, after which it trains on."""
+    """Ctrl-C in rank 1 during an exchange that asks for a burst, after which it trains on."""
     loop = Loop(rank, group, folder)
 
     def interrupt(number):
@@ -196,7 +209,10 @@ def interrupted(rank, group, folder):
     calls = counted(dist, "all_reduce", interrupt)
     # Not before, since a busy machine may take longer to attach.
     distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=TIMEOUT_S), group)
-    loop.run(loss_of=loss_of_event(rank))
+    if rank == 1:
+        loop.run(30)
+        loop.monitor.burst(steps=2)
+    loop.run(STEPS - loop.monitor.num_steps, loss_of_event(rank))
     return loop.seen(num_exchanges=len(calls))
 
 
@@ -212,6 +228,7 @@ SCENARIOS = (
     training,
     refused,
     fixed_interval,
+    endless_burst,
     failing_sign,
     pending,
     urgent,

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tsemon.catalogue import NOISE_ENDS_BEFORE, NUM_OF_NOISE, NUM_RECENT
+from tsemon.catalogue import MOST_ABOVE_START, NOISE_ENDS_BEFORE, NUM_AT_START, NUM_OF_NOISE, NUM_RECENT
 from tsemon.measures.sums import Partial, Partials, known, values_of
 
 __all__ = [
-    *("loss_before", "loss_max", "loss_mean", "loss_min", "loss_noise", "loss_nonfinite", "loss_recent", "loss_std"),
+    *("loss_before", "loss_max", "loss_mean", "loss_min", "loss_noise", "loss_nonfinite", "loss_recent", "loss_start"),
+    "loss_std",
 ]
 
 
@@ -74,6 +75,27 @@ def recent_metrics(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+def start_sums(losses_N: Tensor) -> Partials:
+    """Sums over parts of each of the first 48 losses of (..., N), in float64."""
+    losses_N = losses_N.detach().double()[..., :NUM_AT_START]
+    losses_N = torch.nn.functional.pad(losses_N, (0, NUM_AT_START - losses_N.shape[-1]), value=torch.nan)
+    is_finite_N = losses_N.isfinite()
+    return {
+        "first": Partial(torch.where(is_finite_N, losses_N, 0.0)),
+        "first_count": Partial(is_finite_N.double()),
+    }
+
+
+def start_metrics(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Finish `start_sums`, merged over all parts."""
+    steps_N = sums["first"] / sums["first_count"]  # NaN where no part has one
+    is_known_N = ~steps_N.isnan()
+    first = steps_N.gather(-1, is_known_N.int().argmax(dim=-1, keepdim=True)).squeeze(-1)
+    bound = MOST_ABOVE_START * steps_N.nanmedian(dim=-1).values.abs()
+    are_enough = is_known_N.sum(dim=-1) >= NUM_AT_START / 2
+    return {"loss_start": torch.where(are_enough, torch.minimum(first, bound), torch.nan)}
+
+
 def loss_mean(losses_N: Tensor) -> Tensor:
     """Return the mean of the losses (..., N) that are finite, (...) in float64. NaN if none is.        (tsemon)"""
     return _of("loss_mean", losses_N)
@@ -127,6 +149,17 @@ def loss_noise(losses_N: Tensor) -> Tensor:
     NaN if fewer than 16 of them are there and finite.
     """
     return recent_metrics(values_of(recent_sums(losses_N)))["loss_noise"]
+
+
+def loss_start(losses_N: Tensor) -> Tensor:
+    """Return the loss that learning began at, of all losses (..., N) so far, (...) in float64.
+
+    min(first loss, 5 |median of the first 48|)                                            (tsemon)
+
+    The bound is for a few very high first losses: their fall says nothing about learning. The median of an even number is
+    the lower of the two in the middle. NaN if fewer than 24 of the first 48 are there and finite.
+    """
+    return start_metrics(values_of(start_sums(losses_N)))["loss_start"]
 
 
 def _of(name: str, losses_N: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Axes: N steps.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -40,9 +40,12 @@ class EveryStep:
         self._newest: tuple[int, Tensor] | None = None
         """The last tensor and its address, which no other one can have while this one lives."""
         self._must_copy = False
+        self.has_newest = False
+        """Whether the number that was given last is kept."""
 
     def add(self, number: object) -> None:
         """Take the number of one step. Raises InvalidArgument if it is anything but one real number."""
+        self.has_newest = False
         if not isinstance(number, Tensor):
             try:
                 self._pending.append((float(number), None))  # type: ignore[arg-type]
@@ -58,12 +61,16 @@ class EveryStep:
             if self._must_copy or own.untyped_storage().nbytes() > own.element_size():
                 own = own.clone()
             self._pending.append((own, version_of(own)))
+        else:
+            return
+        self.has_newest = True
 
     def left_out(self, number: object) -> InvalidArgument:
         return InvalidArgument(LEFT_OUT.format(name=self._name, why=not_one_number(number)))
 
-    def add_floats(self, numbers: Iterable[float]) -> None:
+    def add_floats(self, numbers: Sequence[float]) -> None:
         """Take the numbers of several steps."""
+        self.has_newest |= bool(numbers)
         self._pending += [(number, None) for number in numbers]
 
     def __bool__(self) -> bool:
@@ -82,6 +89,8 @@ class EveryStep:
             number for number, version in pending if not isinstance(number, Tensor) or version_of(number) == version
         ]
         self._must_copy |= len(numbers) < len(pending)
+        newest, version = pending[-1]
+        self.has_newest &= not isinstance(newest, Tensor) or version_of(newest) == version
         if not numbers:
             return
         tensors = [number for number in numbers if isinstance(number, Tensor)]

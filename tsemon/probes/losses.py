@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tsemon.catalogue import NOISE_ENDS_BEFORE, NUM_OF_NOISE
-from tsemon.measures.losses import loss_metrics, loss_sums, recent_metrics, recent_sums
+from tsemon.catalogue import NOISE_ENDS_BEFORE, NUM_AT_START, NUM_OF_NOISE
+from tsemon.measures.losses import loss_metrics, loss_sums, recent_metrics, recent_sums, start_metrics, start_sums
 from tsemon.measures.sums import Partials
 from tsemon.probes.every_step import EveryStep, on_one_device
 from tsemon.probes.part import Part
@@ -23,7 +23,7 @@ class LossProbe(Part):
 
     METRICS = (
         *("loss_mean", "loss_min", "loss_max", "loss_std", "loss_nonfinite"),
-        *("loss_recent", "loss_before", "loss_noise"),
+        *("loss_recent", "loss_before", "loss_noise", "loss_start"),
     )
 
     def __init__(self) -> None:
@@ -31,12 +31,14 @@ class LossProbe(Part):
         self.given = EveryStep("loss")
         self._remembered: Tensor | None = None
         """The losses of the last 40 steps at the last sample."""
+        self._first: Tensor | None = None
+        """The first 48 losses, or all at the last sample."""
         self._is_given = False
 
     @property
     def newest(self) -> Tensor | None:
-        """The last loss before the newest sample, on its device."""
-        return None if self._remembered is None else self._remembered[-1]
+        """The last loss given before the newest sample, on its device. None if it was left out."""
+        return None if self._remembered is None or not self.given.has_newest else self._remembered[-1]
 
     def collect(self) -> Partials:
         losses = self.given.take()
@@ -45,13 +47,16 @@ class LossProbe(Part):
         remembered = [] if self._remembered is None else [self._remembered]
         *remembered, losses = on_one_device([*remembered, losses])
         self._remembered = torch.cat([*remembered, losses])[-NUM_OF_NOISE - NOISE_ENDS_BEFORE :]
-        return loss_sums(losses) | recent_sums(self._remembered)
+        if self._first is None or len(self._first) < NUM_AT_START:
+            earlier = [] if self._first is None else [self._first]
+            self._first = torch.cat(on_one_device([*earlier, losses]))[:NUM_AT_START]
+        return loss_sums(losses) | recent_sums(self._remembered) | start_sums(self._first)
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         self._is_given = "count" in sums
         if not self._is_given:
             return Reading()
-        found = loss_metrics(sums) | recent_metrics(sums)
+        found = loss_metrics(sums) | recent_metrics(sums) | start_metrics(sums)
         # A run on a GPU may give its losses as floats: what is on the host already need not go there and back.
         is_here = sums["count"].device.type == "cpu"
         return Reading(scalars={name: value.item() if is_here else value for name, value in found.items()})

@@ -336,6 +336,7 @@ class Probe:
     def _take(self, numbers: EveryStep, number: object) -> None:
         try:
             if isinstance(number, Tensor) and number.is_meta:
+                numbers.has_newest = False
                 raise numbers.left_out(number)
             numbers.add(number)
         except InvalidArgument as error:  # no fault yet: a sample counts what it leaves out

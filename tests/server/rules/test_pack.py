@@ -420,7 +420,8 @@ def jumping(before, after):
     """Samples 5 steps apart of a loss that jumps after the 20th of them, without noise."""
     for sample, loss in enumerate([before] * 20 + [after] * 20):
         noise = abs(after - before) / 2 if 21 <= sample < 28 else 0.0
-        yield View(5 * sample, {"loss": loss, "loss_mean": loss, "loss_recent": loss, "loss_noise": noise})
+        scalars = {"loss": loss, "loss_mean": loss, "loss_recent": loss, "loss_noise": noise, "loss_start": before}
+        yield View(5 * sample, scalars)
 
 
 class TestALossWithoutNoise:
@@ -456,17 +457,8 @@ def fine_tuning(steps, seed, noise=0.3):
 def views_of_losses(losses, steps):
     last_step = -1
     for step in steps:
-        since, recent = losses[last_step + 1 : step + 1], losses[max(step - 4, 0) : step + 1]
-        before = losses[max(step - 39, 0) : max(step - 7, 0)]
-        noise = float(np.std(before)) if len(before) >= 16 else math.nan
-        level = float(np.mean(before)) if len(before) >= 16 else math.nan
-        scalars = {
-            "loss_mean": float(np.mean(since)),
-            "loss_recent": float(np.mean(recent)),
-            "loss_before": level,
-            "loss_noise": noise,
-        }
-        yield View(step, {"loss": float(losses[step]), **scalars})
+        known = [float(loss) for loss in losses[: step + 1]]
+        yield View(step, {"loss": known[-1], **loss_scalars(known[last_step + 1 :], known[-40:], known)})
         last_step = step
 
 
@@ -534,6 +526,20 @@ class TestALossWithAHighFirstValue:
             "loss-spike",
             "loss-regressed",
         ]
+
+
+class TestALossThatFallsFast:
+    """From 1 to 0.02 in 20 steps. What counts as learned must not depend on how far apart the first samples are."""
+
+    RULES = tuple(rule for rule in PACK if rule.name in ("loss-spike", "loss-regressed"))
+
+    @pytest.mark.parametrize("every", [5, 13, 50, 100])
+    @pytest.mark.parametrize(("jump", "is_told"), [(0.004, False), (0.03, True), (0.3, True)])
+    def test_is_told_at_each_distance_of_samples_or_at_none(self, every, jump, is_told):
+        losses = np.exp(-np.arange(2000) / 5) + 0.005 * np.sin(1.7 * np.arange(2000))
+        losses[1000:] += jump
+        told = [rule.name for rule, _ in fired(views_of_losses(losses, range(0, 2000, every)), self.RULES)]
+        assert told == (["loss-spike", "loss-regressed"] if is_told else [])
 
 
 class TestALossThatStaysHigh:
@@ -821,7 +827,7 @@ class TestUpdates:
 
 def with_losses(losses, every):
     for step in range(every, len(losses), every):
-        yield View(step, loss_scalars(losses[step - every + 1 : step + 1], losses[: step + 1]))
+        yield View(step, loss_scalars(losses[step - every + 1 : step + 1], losses[: step + 1], losses[: step + 1]))
 
 
 class TestALossThatChangesItsSign:

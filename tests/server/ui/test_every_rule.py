@@ -84,6 +84,7 @@ def made_up(num_frames=80, breaks_at=50):
             "loss_before": 2.0,
             "loss_recent": -2.0 if sample == num_frames - 1 else 3.0 if sample >= breaks_at - 2 else 2.0,
             "loss_noise": 0.1,
+            "loss_start": 4.0,
             "loss_nonfinite": 0.0,
             "learning_rate": 1e-3,
             "total_grad_norm": np.inf if is_broken else 1.0,

@@ -430,7 +430,7 @@ DEFINITIONS = {
     "input_overlap": Run.overlap,
     "distinct_inputs": Run.distinct,
     **{f"loss_{kind}": of_losses(f"loss_{kind}") for kind in ("mean", "min", "max", "std", "nonfinite")},
-    **{f"loss_{kind}": of_losses(f"loss_{kind}", NUM_STEPS) for kind in ("recent", "before", "noise")},
+    **{f"loss_{kind}": of_losses(f"loss_{kind}", NUM_STEPS) for kind in ("recent", "before", "noise", "start")},
     **{f"grad_norm_{kind}": of_grad_norms(kind) for kind in ("mean", "max", "nonfinite")},
     "grad_norm_recent": of_grad_norms("recent", NUM_STEPS),
 }

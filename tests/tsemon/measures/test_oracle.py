@@ -414,13 +414,23 @@ class TestPredictions:
         assert_agrees(got, oracle.output_variation(logits.reshape(-1, 7)), TOLERANCE["float32"])
 
     @holds(
-        "loss_mean", "loss_min", "loss_max", "loss_std", "loss_nonfinite", "loss_recent", "loss_before", "loss_noise"
+        "loss_mean",
+        "loss_min",
+        "loss_max",
+        "loss_std",
+        "loss_nonfinite",
+        "loss_recent",
+        "loss_before",
+        "loss_noise",
+        "loss_start",
     )
-    @pytest.mark.parametrize("kind", ["usual", "with holes", "one", "none"])
+    @pytest.mark.parametrize("kind", ["usual", "high at first", "with holes", "one", "none"])
     def test_of_losses(self, name, kind, dtype):
         losses = float32(4 + random(41).normal(size=50))
+        if kind == "high at first":
+            losses[:9] *= 256
         if kind == "with holes":
-            losses[[3, 7, 9]] = NAN, math.inf, -math.inf
+            losses[[0, 3, 7, 9]] = math.inf, NAN, math.inf, -math.inf
         losses = {"one": losses[:1], "none": np.array([NAN, math.inf])}.get(kind, losses)
         got = getattr(m, name)(inputs(dtype, losses)[0])
         assert_agrees(

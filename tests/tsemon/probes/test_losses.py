@@ -10,6 +10,7 @@ import torch
 import tsemon
 from tests import zoo
 from tests.frames import frames_in
+from tsemon.errors import InvalidArgument
 from tsemon.measures import loss_recent
 from tsemon.probes.every_step import MAX_STEPS, NUM_PER_STACK
 from tsemon.probes.losses import LossProbe
@@ -110,6 +111,12 @@ class TestLossProbe:
             assert scalars["loss_noise"] == wanted
             level = pytest.approx(statistics.fmean(before), rel=1e-6) if len(before) >= 16 else None
             assert scalars["loss_before"] == level
+            assert scalars["loss_start"] == (pytest.approx(losses[0], rel=1e-6) if len(known) >= 24 else None)
+
+    @pytest.mark.parametrize("every", [3, 30, 59])
+    def test_begins_at_a_level_that_a_few_very_high_ones_hardly_raise(self, tmp_path, every):
+        frames, _ = told(tmp_path, [300.0] * 20 + [2.0] * 40, every=every)
+        assert frames[-1]["loss_start"] == 10.0
 
     def test_counts_the_last_steps_of_one_that_is_longer_still(self):
         probe = LossProbe()
@@ -119,6 +126,20 @@ class TestLossProbe:
                 probe.given.stack()
         sums = {name: partial.value for name, partial in probe.collect().items()}
         assert (sums["count"], sums["min"]) == (MAX_STEPS, 2 * MAX_STEPS)
+
+    def test_has_no_newest_one_if_it_was_overwritten_or_left_out(self):
+        probe, overwritten = LossProbe(), torch.tensor(3.0)
+        for loss in (2.0, overwritten):
+            probe.given.add(loss)
+        overwritten.zero_()
+        assert probe.collect()["sum"].value == 2.0
+        assert probe.newest is None
+        probe.given.add(4.0)
+        probe.collect()
+        assert probe.newest == 4.0
+        with pytest.raises(InvalidArgument):
+            probe.given.add([5.0])
+        assert probe.newest is None
 
     def test_keeps_no_graph_and_no_larger_tensor_of_which_the_loss_is_a_part(self, tmp_path):
         freed = []

@@ -11,13 +11,14 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median_low
 from typing import Annotated, Any, BinaryIO, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from tsemon.catalogue import NOISE_ENDS_BEFORE, NUM_OF_NOISE, NUM_RECENT
+from tsemon.catalogue import MOST_ABOVE_START, NOISE_ENDS_BEFORE, NUM_AT_START, NUM_OF_NOISE, NUM_RECENT
 from tsemon.errors import InvalidRecording
 from tsemon.stacks import Stacks
 from tsemon_server.rules.program import View
@@ -111,7 +112,8 @@ class Trace:
                 since = losses.between(last_step, line.step)
                 last_step = line.step
                 last = losses.between(line.step - NUM_OF_NOISE - NOISE_ENDS_BEFORE, line.step)
-                yield self._view(number, line, loss_scalars(since, last))
+                first = losses.between(-1, min(line.step, losses.first_step + NUM_AT_START - 1))
+                yield self._view(number, line, loss_scalars(since, last, first))
             elif isinstance(line, _End):
                 self._has_ended = True
                 return
@@ -183,12 +185,13 @@ def _array(values: Sequence[Any]) -> NDArray[np.float32]:
         return np.array(values, np.float32)
 
 
-def loss_scalars(since: Sequence[Number], last: Sequence[Number]) -> dict[str, float]:
-    """What `attach` sends of all losses since the last sample, and of the last ones; nothing where none is known."""
+def loss_scalars(since: Sequence[Number], last: Sequence[Number], first: Sequence[Number]) -> dict[str, float]:
+    """What `attach` sends of all losses since the last sample, of the last ones and the first; nothing if none is known."""
     finite = _finite(since)
     if not since:
         return {}
     recent, before = _finite(last[-NUM_RECENT:]), _finite(last[:-NOISE_ENDS_BEFORE][-NUM_OF_NOISE:])
+    start = _finite(first[:NUM_AT_START])
     return {
         "loss_mean": _mean(finite),
         "loss_min": min(finite, default=math.nan),
@@ -198,6 +201,9 @@ def loss_scalars(since: Sequence[Number], last: Sequence[Number]) -> dict[str, f
         "loss_recent": _mean(recent),
         "loss_before": _mean(before) if len(before) >= NUM_OF_NOISE / 2 else math.nan,
         "loss_noise": _deviation(before) if len(before) >= NUM_OF_NOISE / 2 else math.nan,
+        "loss_start": min(start[0], MOST_ABOVE_START * abs(median_low(start)))
+        if len(start) >= NUM_AT_START / 2
+        else math.nan,
     }
 
 
