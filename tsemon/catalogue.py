@@ -28,8 +28,8 @@ NUM_RECENT = 5
 """Losses that `loss_recent` is the mean of, and norms that `grad_norm_recent` is."""
 NUM_OF_NOISE, NOISE_ENDS_BEFORE = 32, 8
 """Number of losses of `loss_before` and `loss_noise`, and number of later ones."""
-NUM_AT_START, MOST_ABOVE_START = 48, 5.0
-"""Losses whose median bounds `loss_start`, and the factor."""
+NUM_AT_START, NUM_SEARCHED, MOST_ABOVE_START = 48, 480, 5.0
+"""Number of finite losses whose median bounds `loss_start`, number of losses that they are among, and the factor."""
 PLACES = ("largest", "second largest", "third largest", "fourth largest")
 """Losses of sequences in a frame, by their place."""
 
@@ -587,8 +587,8 @@ CATALOGUE: tuple[Metric, ...] = (
     _per_run(
         name="loss_start",
         title="training loss that learning began at",
-        equation=f"first finite loss since attach, but at most {MOST_ABOVE_START:g} |median of the first {NUM_AT_START} "
-        f"so far|; at least {NUM_AT_START // 2} of them must be there and finite",
+        equation=f"first one, but at most {MOST_ABOVE_START:g} |median of the first {NUM_AT_START} so far|; of the finite "
+        f"ones among the first {NUM_SEARCHED} given since attach, at least {NUM_AT_START // 2}",
         low=None,
     ),
     _per_run(

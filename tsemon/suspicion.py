@@ -454,6 +454,8 @@ class SharedSigns:
         """The first sign of this rank since the last exchange."""
         self._own_burst: NewBurst | None = None
         """The newest burst that this rank has asked for since then."""
+        self._sent_burst: NewBurst | None = None
+        """Its burst in the exchange that is on its way."""
         self._sent: Sign | None = None
         self._asked: Asked | None = None
 
@@ -465,7 +467,7 @@ class SharedSigns:
         """
         self._own, self._own_burst = _heavier(self._own, own), burst or self._own_burst
         if self._ranks.is_broken:
-            burst, self._own_burst = self._own_burst, None
+            burst, self._own_burst, self._sent_burst = self._own_burst or self._sent_burst, None, None
             return None, burst
         if step % SHARE_EVERY:
             return None, None
@@ -474,10 +476,8 @@ class SharedSigns:
         # The largest number is that of a decisive sign, if there is one, or else of an urgent one.
         number = 0 if self._sent is None else 1 + self._ranks.rank + self._ranks.size * _weight(self._sent)
         steps, every = self._own_burst or (0, math.inf)
-        self._asked, self._own_burst = (
-            self._ranks.ask((number, steps, -every), self._device),
-            None,
-        )
+        self._asked = self._ranks.ask((number, steps, -every), self._device)
+        self._sent_burst, self._own_burst = self._own_burst, None
         return sign, burst
 
     def _answer(self) -> tuple[Sign | None, NewBurst | None]:

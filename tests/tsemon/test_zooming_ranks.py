@@ -125,8 +125,9 @@ class TestABrokenGroup:
         assert steps_of(first) == steps_of(second) == []
         assert first["zooms"] is second["zooms"] is None
 
-    def test_begins_a_burst_that_it_could_not_share_alone(self, seen):
-        first, second = seen("interrupted")
+    @pytest.mark.parametrize("scenario", ["interrupted", "broken_on_the_way"])
+    def test_begins_a_burst_that_it_could_not_share_alone(self, seen, scenario):
+        first, second = seen(scenario)
         assert not [1 for before, after in pairwise(steps_of(first, 0)) if after == before + 1]
         assert [1 for before, after in pairwise(steps_of(second, 0)) if after == before + 1]
 

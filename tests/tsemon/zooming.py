@@ -113,6 +113,20 @@ def endless_burst(rank, group, folder):
     return loop.seen()
 
 
+def broken_on_the_way(rank, group, folder):
+    """A collective of the model's fails while a burst that rank 1 has asked for is on its way."""
+    loop = Loop(rank, group, folder)
+
+    def loss_of(step):
+        if (rank, step) == (1, 130):
+            loop.monitor.burst(steps=2)
+        loop.monitor._ranks.is_broken |= step == 140
+        return 2.0
+
+    loop.run(loss_of=loss_of)
+    return loop.seen()
+
+
 def counted(owner, name, then=lambda number: None):
     """Call `then` with the number of each call before it."""
     function, calls = getattr(owner, name), []
@@ -229,6 +243,7 @@ SCENARIOS = (
     refused,
     fixed_interval,
     endless_burst,
+    broken_on_the_way,
     failing_sign,
     pending,
     urgent,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tsemon.catalogue import MOST_ABOVE_START, NOISE_ENDS_BEFORE, NUM_AT_START, NUM_OF_NOISE, NUM_RECENT
+from tsemon.catalogue import MOST_ABOVE_START, NOISE_ENDS_BEFORE, NUM_AT_START, NUM_OF_NOISE, NUM_RECENT, NUM_SEARCHED
 from tsemon.measures.sums import Partial, Partials, known, values_of
 
 __all__ = [
@@ -76,24 +76,26 @@ def recent_metrics(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def start_sums(losses_N: Tensor) -> Partials:
-    """Sums over parts of each of the first 48 losses of (..., N), in float64."""
-    losses_N = losses_N.detach().double()[..., :NUM_AT_START]
-    losses_N = torch.nn.functional.pad(losses_N, (0, NUM_AT_START - losses_N.shape[-1]), value=torch.nan)
-    is_finite_N = losses_N.isfinite()
+    """Sums over parts of each of the first 48 finite losses among the first 480 of (..., N), in float64."""
+    losses_N = losses_N.detach().double()[..., :NUM_SEARCHED]
+    losses_N = torch.nn.functional.pad(losses_N, (0, max(NUM_AT_START - losses_N.shape[-1], 0)), value=torch.nan)
+    is_lost_N, order_N = (~losses_N.isfinite()).int().sort(dim=-1, stable=True)
+    is_first_N = is_lost_N[..., :NUM_AT_START] == 0
+    first_N = losses_N.gather(-1, order_N[..., :NUM_AT_START])
     return {
-        "first": Partial(torch.where(is_finite_N, losses_N, 0.0)),
-        "first_count": Partial(is_finite_N.double()),
+        "first": Partial(torch.where(is_first_N, first_N, 0.0)),
+        "first_count": Partial(is_first_N.double()),
     }
 
 
 def start_metrics(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Finish `start_sums`, merged over all parts."""
-    steps_N = sums["first"] / sums["first_count"]  # NaN where no part has one
-    is_known_N = ~steps_N.isnan()
-    first = steps_N.gather(-1, is_known_N.int().argmax(dim=-1, keepdim=True)).squeeze(-1)
-    bound = MOST_ABOVE_START * steps_N.nanmedian(dim=-1).values.abs()
-    are_enough = is_known_N.sum(dim=-1) >= NUM_AT_START / 2
-    return {"loss_start": torch.where(are_enough, torch.minimum(first, bound), torch.nan)}
+    first_N = sums["first"] / sums["first_count"]  # NaN where no part has one, which is at the end
+    count = (~first_N.isnan()).sum(dim=-1, keepdim=True)
+    # Not `nanmedian`, which deterministic mode forbids on a GPU. NaN is sorted to the end.
+    median = first_N.sort(dim=-1).values.gather(-1, ((count - 1) // 2).clamp_min(0)).squeeze(-1)
+    start = torch.minimum(first_N[..., 0], MOST_ABOVE_START * median.abs())
+    return {"loss_start": torch.where(count.squeeze(-1) >= NUM_AT_START / 2, start, torch.nan)}
 
 
 def loss_mean(losses_N: Tensor) -> Tensor:
@@ -156,8 +158,8 @@ def loss_start(losses_N: Tensor) -> Tensor:
 
     min(first loss, 5 |median of the first 48|)                                            (tsemon)
 
-    The bound is for a few very high first losses: their fall says nothing about learning. The median of an even number is
-    the lower of the two in the middle. NaN if fewer than 24 of the first 48 are there and finite.
+    The fall of a few very high first losses says nothing about learning. Only finite losses among the first 480 count. If
+    two are in the middle, the median is the lower one. NaN if fewer than 24 count.
     """
     return start_metrics(values_of(start_sums(losses_N)))["loss_start"]
 

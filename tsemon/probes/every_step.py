@@ -31,9 +31,11 @@ class EveryStep:
     tensor, such as a history of losses, is always copied.
     """
 
-    def __init__(self, name: str) -> None:
-        """name: the argument of `Monitor.step`."""
+    def __init__(self, name: str, *, num_first: int = 0) -> None:
+        """name: the argument of `Monitor.step`. num_first: number of the first numbers that are kept to the end."""
         self._name = name
+        self._num_first = num_first
+        self._first: list[Tensor] = []
         self._pending: list[tuple[Tensor | float, int | None]] = []
         """Numbers, and the versions that the tensors among them had when they were given."""
         self._stacks: deque[Tensor] = deque(maxlen=MAX_STEPS // NUM_PER_STACK)
@@ -94,15 +96,25 @@ class EveryStep:
         if not numbers:
             return
         tensors = [number for number in numbers if isinstance(number, Tensor)]
-        if not tensors:
-            self._stacks.append(torch.tensor(numbers, dtype=torch.float64))
-            return
-        # A float must not become an integer beside one.
-        wide = partial(torch.full, (), dtype=torch.float64, device=tensors[0].device)
-        tensors = [number if isinstance(number, Tensor) else wide(fill_value=number) for number in numbers]
-        self._stacks.append(
-            torch.stack(on_one_device([number.reshape(()) if number.ndim else number for number in tensors]))
-        )
+        if tensors:
+            # A float must not become an integer beside one.
+            wide = partial(torch.full, (), dtype=torch.float64, device=tensors[0].device)
+            tensors = [number if isinstance(number, Tensor) else wide(fill_value=number) for number in numbers]
+            stack = torch.stack(on_one_device([number.reshape(()) if number.ndim else number for number in tensors]))
+        else:
+            stack = torch.tensor(numbers, dtype=torch.float64)
+        self._stacks.append(stack)
+        if not self.has_first:
+            self._first.append(stack)
+
+    @property
+    def has_first(self) -> bool:
+        """Whether all of the first numbers that are kept have come."""
+        return sum(map(len, self._first)) >= self._num_first
+
+    def first(self) -> Tensor:
+        """Return the first numbers that `take` has returned, at least one, on their device."""
+        return torch.cat(on_one_device(self._first))[: self._num_first]
 
     def take(self) -> Tensor | None:
         """Return the numbers of all steps since the last call, (N,) on their device. None if no step had one."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tsemon.catalogue import NOISE_ENDS_BEFORE, NUM_AT_START, NUM_OF_NOISE
+from tsemon.catalogue import NOISE_ENDS_BEFORE, NUM_OF_NOISE, NUM_SEARCHED
 from tsemon.measures.losses import loss_metrics, loss_sums, recent_metrics, recent_sums, start_metrics, start_sums
 from tsemon.measures.sums import Partials
 from tsemon.probes.every_step import EveryStep, on_one_device
@@ -28,11 +28,11 @@ class LossProbe(Part):
 
     def __init__(self) -> None:
         super().__init__()
-        self.given = EveryStep("loss")
+        self.given = EveryStep("loss", num_first=NUM_SEARCHED)
         self._remembered: Tensor | None = None
         """The losses of the last 40 steps at the last sample."""
-        self._first: Tensor | None = None
-        """The first 48 losses, or all at the last sample."""
+        self._start: Partials | None = None
+        """Sums over the first losses, once all of them are known."""
         self._is_given = False
 
     @property
@@ -47,10 +47,10 @@ class LossProbe(Part):
         remembered = [] if self._remembered is None else [self._remembered]
         *remembered, losses = on_one_device([*remembered, losses])
         self._remembered = torch.cat([*remembered, losses])[-NUM_OF_NOISE - NOISE_ENDS_BEFORE :]
-        if self._first is None or len(self._first) < NUM_AT_START:
-            earlier = [] if self._first is None else [self._first]
-            self._first = torch.cat(on_one_device([*earlier, losses]))[:NUM_AT_START]
-        return loss_sums(losses) | recent_sums(self._remembered) | start_sums(self._first)
+        start = start_sums(self.given.first()) if self._start is None else self._start
+        if self.given.has_first:
+            self._start = start
+        return loss_sums(losses) | recent_sums(self._remembered) | start
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         self._is_given = "count" in sums

@@ -11,7 +11,8 @@ import tsemon
 from tests import zoo
 from tests.frames import frames_in
 from tsemon.errors import InvalidArgument
-from tsemon.measures import loss_recent
+from tsemon.measures import loss_recent, loss_start
+from tsemon.measures.losses import start_metrics, start_sums
 from tsemon.probes.every_step import MAX_STEPS, NUM_PER_STACK
 from tsemon.probes.losses import LossProbe
 
@@ -114,18 +115,40 @@ class TestLossProbe:
             assert scalars["loss_start"] == (pytest.approx(losses[0], rel=1e-6) if len(known) >= 24 else None)
 
     @pytest.mark.parametrize("every", [3, 30, 59])
-    def test_begins_at_a_level_that_a_few_very_high_ones_hardly_raise(self, tmp_path, every):
-        frames, _ = told(tmp_path, [300.0] * 20 + [2.0] * 40, every=every)
-        assert frames[-1]["loss_start"] == 10.0
+    @pytest.mark.parametrize(("first", "start"), [(300.0, 10.0), (3.0, 3.0), (0.0, 0.0), (math.nan, 2.0)])
+    def test_begins_at_the_first_one_or_at_most_at_five_medians(self, tmp_path, every, first, start):
+        frames, _ = told(tmp_path, [first] * 20 + [2.0] * 40, every=every)
+        assert frames[-1]["loss_start"] == start
+
+    @pytest.mark.parametrize("every", [30, 300])
+    def test_begins_with_the_first_that_are_finite(self, tmp_path, every):
+        frames, _ = told(tmp_path, [math.nan] * 200 + [5.0] * 30 + [2.0] * 80, every=every)
+        assert frames[-1]["loss_start"] == 5.0
+
+    def test_begins_at_the_mean_of_several_processes(self):
+        first, second = (start_sums(torch.tensor(losses)) for losses in ([4.0] * 30, [math.nan, *[2.0] * 30]))
+        merged = {name: first[name].value + second[name].value for name in first}
+        assert start_metrics(merged)["loss_start"] == 3.0
+
+    def test_begins_somewhere_in_deterministic_mode(self, monkeypatch):
+        """Where CUDA has no median."""
+
+        def forbidden(*args, **options):
+            raise RuntimeError("median CUDA with indices output does not have a deterministic implementation")
+
+        for name in ("median", "nanmedian"):
+            monkeypatch.setattr(torch.Tensor, name, forbidden)
+        assert loss_start(torch.arange(48.0).flip(0)).item() == 47.0
 
     def test_counts_the_last_steps_of_one_that_is_longer_still(self):
         probe = LossProbe()
         for number in range(3 * MAX_STEPS):
-            probe.given.add(float(number))
+            probe.given.add(float(number) if number else 100.0)
             if probe.given.is_full:
                 probe.given.stack()
         sums = {name: partial.value for name, partial in probe.collect().items()}
         assert (sums["count"], sums["min"]) == (MAX_STEPS, 2 * MAX_STEPS)
+        assert start_metrics(sums)["loss_start"] == 100.0
 
     def test_has_no_newest_one_if_it_was_overwritten_or_left_out(self):
         probe, overwritten = LossProbe(), torch.tensor(3.0)

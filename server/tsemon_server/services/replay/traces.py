@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from tsemon.catalogue import MOST_ABOVE_START, NOISE_ENDS_BEFORE, NUM_AT_START, NUM_OF_NOISE, NUM_RECENT
+from tsemon.catalogue import MOST_ABOVE_START, NOISE_ENDS_BEFORE, NUM_AT_START, NUM_OF_NOISE, NUM_RECENT, NUM_SEARCHED
 from tsemon.errors import InvalidRecording
 from tsemon.stacks import Stacks
 from tsemon_server.rules.program import View
@@ -112,7 +112,7 @@ class Trace:
                 since = losses.between(last_step, line.step)
                 last_step = line.step
                 last = losses.between(line.step - NUM_OF_NOISE - NOISE_ENDS_BEFORE, line.step)
-                first = losses.between(-1, min(line.step, losses.first_step + NUM_AT_START - 1))
+                first = losses.between(-1, min(line.step, losses.first_step + NUM_SEARCHED - 1))
                 yield self._view(number, line, loss_scalars(since, last, first))
             elif isinstance(line, _End):
                 self._has_ended = True
@@ -191,7 +191,7 @@ def loss_scalars(since: Sequence[Number], last: Sequence[Number], first: Sequenc
     if not since:
         return {}
     recent, before = _finite(last[-NUM_RECENT:]), _finite(last[:-NOISE_ENDS_BEFORE][-NUM_OF_NOISE:])
-    start = _finite(first[:NUM_AT_START])
+    start = _finite(first[:NUM_SEARCHED])[:NUM_AT_START]
     return {
         "loss_mean": _mean(finite),
         "loss_min": min(finite, default=math.nan),
