@@ -34,7 +34,7 @@ class EveryStep:
     def __init__(self, name: str, *, num_first: int = 0) -> None:
         """name: the argument of `Monitor.step`. num_first: number of the first numbers that are kept to the end."""
         self._name = name
-        self._num_first = num_first
+        self._num_first = self._num_missing = num_first
         self._first: list[Tensor] = []
         self._pending: list[tuple[Tensor | float, int | None]] = []
         """Numbers, and the versions that the tensors among them had when they were given."""
@@ -106,15 +106,17 @@ class EveryStep:
         self._stacks.append(stack)
         if not self.has_first:
             self._first.append(stack)
+            self._num_missing -= len(stack)
 
     @property
     def has_first(self) -> bool:
         """Whether all of the first numbers that are kept have come."""
-        return sum(map(len, self._first)) >= self._num_first
+        return self._num_missing <= 0
 
     def first(self) -> Tensor:
         """Return the first numbers that `take` has returned, at least one, on their device."""
-        return torch.cat(on_one_device(self._first))[: self._num_first]
+        self._first = [torch.cat(on_one_device(self._first))]
+        return self._first[0][: self._num_first]
 
     def take(self) -> Tensor | None:
         """Return the numbers of all steps since the last call, (N,) on their device. None if no step had one."""
