@@ -587,8 +587,9 @@ CATALOGUE: tuple[Metric, ...] = (
     _per_run(
         name="loss_start",
         title="training loss that learning began at",
-        equation=f"first one, but at most {MOST_ABOVE_START:g} |median of the first {NUM_AT_START} so far|; of the finite "
-        f"ones among the first {NUM_SEARCHED} given since attach, at least {NUM_AT_START // 2}",
+        equation=f"max(m, min(first one, {MOST_ABOVE_START:g} |m|)), m = median of the first {NUM_AT_START} so far; of the "
+        f"finite ones among the first {NUM_SEARCHED} of the run or since attach, at least {NUM_AT_START // 2}; 0 or -1 from "
+        "the first step on is no loss",
         low=None,
     ),
     _per_run(

@@ -22,7 +22,7 @@ from tsemon.calm import NUM_IN_MOTION, NUM_TOGETHER, Calm
 from tsemon.catalogue import LAYERED, TIERS, Tier
 from tsemon.faults import Faults
 from tsemon.late import on_host
-from tsemon.probes import Given, Probe, Ranks, Reading, Span, ThreadState, agree
+from tsemon.probes import Given, PastLosses, Probe, Ranks, Reading, Span, ThreadState, agree
 from tsemon.probes.clip_norm import ClipNorm
 from tsemon.probes.grad_norms import GradNormProbe
 from tsemon.probes.output_loss import OutputLoss
@@ -407,8 +407,19 @@ class Monitor:
         self._new_burst = NewBurst(min(steps, LONGEST_BURST), min(every, LONGEST_BURST))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the run in plain values, for a checkpoint that is saved after `step`."""
-        return {"project": self._project, "run": self._run, "step": self._step, **self._tokens.state()}
+        """Return the state of the run in plain values, for a checkpoint that is saved after `step`.
+
+        It has the step, the tokens and, before `close`, 40 to 500 losses, so that a jump of the loss right after the
+        checkpoint is detected. Waits for the device if losses or tokens are on it.
+        """
+        state = {"project": self._project, "run": self._run, "step": self._step, **self._tokens.state()}
+        self._faults.guard(self._add_losses, state)
+        return state
+
+    def _add_losses(self, state: dict[str, Any]) -> None:
+        self._look_at_calm_steps()
+        if self._probe is not None and (past := self._probe.past_losses()).first:
+            state["losses"] = past._asdict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the step of a checkpoint, as `attach(resume=)` does. Before the first step, and on every rank.
@@ -420,14 +431,17 @@ class Monitor:
             self._faults.warn("load_state_dict() goes before the first step: the training goes on counting as it did")
             return
 
-        def check() -> tuple[int, Tokens]:
-            return step_of_state(state, project=self._project, run=self._run), Tokens.of_state(state)
+        def check() -> tuple[int, Tokens, PastLosses]:
+            step = step_of_state(state, project=self._project, run=self._run)
+            return step, Tokens.of_state(state), PastLosses.of_state(state)
 
-        step, tokens = check() if self._ranks is None else self._ranks.together(check)
+        step, tokens, past = check() if self._ranks is None else self._ranks.together(check)
         if self._ranks is not None:
             agree(self._ranks, resume=step)
         self._start_at(step)
         self._tokens = tokens
+        self._probe.continue_from(past)
+        self._suspicion.continue_from(past)
         self._faults.guard(self._outbox.resume_at, step)
 
     def _start_at(self, step: int) -> None:

@@ -35,7 +35,7 @@ FOLLOW_UP_GAP = 48
 """Maximum number of steps from the last sample of a zoom to the next one: the trouble may have grown."""
 ZOOM_SHARE = 0.2
 """Zooms may use this fraction of the budget of the run so far, or the cost of `MIN_ZOOMS` if that is more."""
-MIN_ZOOMS = 3
+MIN_ZOOMS = 2
 LONGEST_BURST = 2**24
 """Steps. As good as without an end, and a number that ranks can tell each other exactly."""
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from tsemon.late import LateNumbers
-from tsemon.probes import Asked, Ranks
+from tsemon.probes import Asked, PastLosses, Ranks
 from tsemon.schedule import ZOOM_GAP, ZOOM_SAMPLES, NewBurst
 from tsemon.wire import ASKED, Alert
 
@@ -140,6 +140,10 @@ class LossWatch:
         self._num_high = self._num_high_in_logs = 0
         self._raised = deque[float]()
         """The newest losses with raised logarithms in a row, at most `NUM_HIGH`. It is not clear yet whether they stay."""
+
+    def began_at(self, loss: float) -> None:
+        """Count the fall from this loss as improvement, too."""
+        self._highest = max(self._highest, loss)
 
     def notice(self, loss: float) -> str | None:
         """Take the loss of the next step. Return the problem in words, once each time it begins. A slow rise begins
@@ -371,6 +375,12 @@ class Suspicion:
             self._num_losses += len(losses)
             self._usual += losses
             self._waiting = self._watch()
+
+    def continue_from(self, past: PastLosses) -> None:
+        """Compare the next losses with those of before a checkpoint."""
+        self._usual += filter(math.isfinite, past.last)
+        self._watch()
+        self._losses.began_at(max(filter(math.isfinite, past.first), default=-math.inf))
 
     def begins(self) -> None:
         """Count a zoom that begins now."""

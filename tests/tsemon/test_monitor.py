@@ -564,7 +564,7 @@ class TestStateDict:
         monitor.close()
         again = tsemon.attach(model, optimizer, run="r", every=1, spool_dir=tmp_path / "again")
         again.load_state_dict(torch.load(tmp_path / "checkpoint.pt", weights_only=True))
-        assert again.state_dict() == {"project": "default", "run": "r", "step": 3}
+        assert again.state_dict() == torch.load(tmp_path / "checkpoint.pt", weights_only=True)
         train(model, forward, 2, again, optimizer)
         again.close()
         assert [frame["step"] for frame in frames_in(tmp_path / "again")] == [3, 4]
@@ -622,6 +622,19 @@ class TestStateDict:
             ({"project": "p", "run": "r", "step": 3}, "attach under that name"),
             ({"step": 3}, r"got the keys \['step'\]"),
             ({"project": "default", "run": "r", "step": 3, "tokens": -1}, "tokens must be one number >= 0, got -1"),
+            *(
+                (
+                    {"project": "default", "run": "r", "step": 3, "losses": losses},
+                    "lists of numbers, first and last, got",
+                )
+                for losses in (
+                    3,
+                    [1.0],
+                    {"first": [1.0]},
+                    {"first": [1.0], "last": ["high"]},
+                    {"first": 1.0, "last": []},
+                )
+            ),
         ],
     )
     def test_of_something_else_is_refused_before_the_training(self, attached, state, text):

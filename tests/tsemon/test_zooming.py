@@ -656,3 +656,28 @@ class TestTheLastSample:
         state = evaluator.start()
         events = [e for frame in frames for e in evaluator.advance(state, View(frame["step"], frame["scalars"]))]
         assert events == []
+
+
+class TestARunThatIsResumed:
+    @pytest.mark.parametrize("is_told", [True, False])
+    @pytest.mark.parametrize("saved_at", [100, 700])
+    @pytest.mark.parametrize("factor", [1.5, 1.0])
+    def test_compares_its_losses_with_those_before(self, tmp_path, factor, saved_at, is_told):
+        def loss_at(step):
+            level = 2 + 3 * math.exp(-step / 100)
+            return level * (factor if step >= saved_at else 1.0) + 0.1 * math.sin(1.7 * step)
+
+        state = {"project": "default", "run": "r", "step": saved_at}
+        for folder in (tmp_path / "first", tmp_path / "second"):
+            loop = Loop(folder, budget=ONLY_ZOOMS, measures=["token_similarity", *OF_LOSSES])
+            if folder.name == "second":
+                loop.monitor.load_state_dict(state)
+            for _ in range(saved_at):
+                loop.run(1, loss=loss_at(loop.monitor.num_steps))
+            state |= {"losses": loop.monitor.state_dict()["losses"]} if is_told else {}
+            loop.monitor.close()
+        zooms, is_high = loop.monitor.status.zooms, factor > 1
+        assert (zooms is not None and zooms.step <= saved_at + 5) == (is_high and is_told)
+        alerts = alerts_in(tmp_path / "second")
+        assert alerts.keys() - {"loss-stall", "loss-regressed"} == ({"loss-spike"} if is_high and is_told else set())
+        assert alerts.get("loss-spike", 0) <= saved_at + 15

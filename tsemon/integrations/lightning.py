@@ -7,6 +7,7 @@ from typing import Any
 
 import tsemon
 from tsemon.errors import needing
+from tsemon.integrations.checkpoints import continue_from
 
 with needing("tsemon.integrations.lightning needs lightning; pip install 'tsemon[integrations]'"):
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -30,13 +31,22 @@ class TsemonCallback(Callback):
         self.options = {"run": run} | options
         self.monitor: tsemon.Monitor | None = None
         self._global_step = 0
+        self._saved: object = None
+        """The monitor's state in the checkpoint that the training goes on from."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._global_step = trainer.global_step
         if trainer.is_global_zero or "process_group" in self.options:
             options: dict[str, Any] = {"resume": trainer.global_step or None} | self.options
             self.monitor = tsemon.attach(pl_module, trainer.optimizers, **options)
+            continue_from(self.monitor, self._saved)
             self.monitor.schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.monitor is None else {"monitor": self.monitor.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._saved = state_dict.get("monitor")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import json
 import math
 import weakref
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 import tsemon
 from tsemon.errors import needing
+from tsemon.integrations.checkpoints import continue_from
 from tsemon.probes.output_loss import OutputLoss
 
 with needing("tsemon.integrations.transformers needs transformers; pip install 'tsemon[integrations]'"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 
 NOT_KNOWN = (
@@ -73,6 +78,9 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
             options: dict[str, Any] = {"resume": state.global_step or None} | self.options
             self.monitor = tsemon.attach(kwargs["model"], kwargs["optimizer"], **options)
             self.monitor.schedulers = [kwargs["lr_scheduler"]]
+            if "process_group" not in self.options:  # another process may not see the folder
+                with contextlib.suppress(OSError, ValueError):
+                    continue_from(self.monitor, json.loads(_state_in_checkpoint(args, state).read_text()))
             self._output_loss = self.monitor.watch_output_loss()
             self._loss, self._is_new, self._is_another, self._num_substeps = None, False, False, 0
             # At exit it is registered after, so called before, the monitor's own end, which knows of no failure here.
@@ -126,6 +134,16 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
             self._loss = None
         return logged
 
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        file = _state_in_checkpoint(args, state)
+        if self.monitor is not None and state.is_world_process_zero and file.parent.is_dir():
+            try:
+                file.write_text(json.dumps(self.monitor.state_dict()))
+            except OSError as error:
+                self.monitor.warn(
+                    f"the checkpoint lacks {file.name}, so losses after it are not compared with earlier ones: {error}"
+                )
+
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -135,6 +153,11 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not attached."""
         return self.__dict__ | {"monitor": None, "_output_loss": None}
+
+
+def _state_in_checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
+    """Beside trainer_state.json. No callback is told from which folder the Trainer resumes; it is one of these."""
+    return Path(args.output_dir or "", f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", "tsemon_state.json")
 
 
 def _scale(args: TrainingArguments, model: Any) -> float:

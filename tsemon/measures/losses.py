@@ -75,6 +75,17 @@ def recent_metrics(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+def without_stand_ins(losses_N: Tensor) -> Tensor:
+    """Return (N,) with NaN for the first losses if they are all the same and not positive.
+
+    A loop may give 0 or -1 until it knows its loss.
+    """
+    place_N = torch.arange(len(losses_N), device=losses_N.device)
+    is_loss_N = (losses_N != losses_N[0]) | (losses_N[0] > 0)
+    begins_at = torch.where(is_loss_N, place_N, len(losses_N)).amin()
+    return torch.where(place_N < begins_at, torch.nan, losses_N.double())
+
+
 def start_sums(losses_N: Tensor) -> Partials:
     """Sums over parts of each of the first 48 finite losses among the first 480 of (..., N), in float64."""
     losses_N = losses_N.detach().double()[..., :NUM_SEARCHED]
@@ -94,7 +105,7 @@ def start_metrics(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     count = (~first_N.isnan()).sum(dim=-1, keepdim=True)
     # Not `nanmedian`, which deterministic mode forbids on a GPU. NaN is sorted to the end.
     median = first_N.sort(dim=-1).values.gather(-1, ((count - 1) // 2).clamp_min(0)).squeeze(-1)
-    start = torch.minimum(first_N[..., 0], MOST_ABOVE_START * median.abs())
+    start = torch.maximum(torch.minimum(first_N[..., 0], MOST_ABOVE_START * median.abs()), median)
     return {"loss_start": torch.where(count.squeeze(-1) >= NUM_AT_START / 2, start, torch.nan)}
 
 
@@ -156,9 +167,9 @@ def loss_noise(losses_N: Tensor) -> Tensor:
 def loss_start(losses_N: Tensor) -> Tensor:
     """Return the loss that learning began at, of all losses (..., N) so far, (...) in float64.
 
-    min(first loss, 5 |median of the first 48|)                                            (tsemon)
+    max(m, min(first loss, 5 |m|)), m: median of the first 48                               (tsemon)
 
-    The fall of a few very high first losses says nothing about learning. Only finite losses among the first 480 count. If
+    A few very high or very low first losses say nothing about learning. Only finite losses among the first 480 count. If
     two are in the middle, the median is the lower one. NaN if fewer than 24 count.
     """
     return start_metrics(values_of(start_sums(losses_N)))["loss_start"]

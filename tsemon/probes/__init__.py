@@ -5,6 +5,7 @@ from tsemon.probes.discovery import Block, Found, discover, find_blocks
 from tsemon.probes.held import ProbeBatch, check_probe_batch
 from tsemon.probes.hooks import Span, ThreadState
 from tsemon.probes.layout import Layout, check_layout
+from tsemon.probes.losses import PastLosses
 from tsemon.probes.packing import OfInputs, check_of_inputs
 from tsemon.probes.parameters import why_trains_nothing
 from tsemon.probes.probe import Probe
@@ -20,6 +21,7 @@ __all__ = [
     "Layout",
     "OfInputs",
     "OnHost",
+    "PastLosses",
     "Probe",
     "ProbeBatch",
     "Ranks",

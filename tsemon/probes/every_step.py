@@ -114,17 +114,21 @@ class EveryStep:
         return self._num_missing <= 0
 
     def first(self) -> Tensor:
-        """Return the first numbers that `take` has returned, at least one, on their device."""
+        """Return the first numbers that `kept` or `take` has returned, at least one, on their device."""
         self._first = [torch.cat(on_one_device(self._first))]
         return self._first[0][: self._num_first]
 
-    def take(self) -> Tensor | None:
-        """Return the numbers of all steps since the last call, (N,) on their device. None if no step had one."""
+    def kept(self) -> Tensor | None:
+        """Return the numbers of all steps since the last `take`, (N,) on their device. None if no step had one."""
         if self._pending:
             self.stack()
-        stacks = list(self._stacks)
+        return torch.cat(on_one_device([*self._stacks])) if self._stacks else None
+
+    def take(self) -> Tensor | None:
+        """Return the same, and forget them."""
+        kept = self.kept()
         self._stacks.clear()
-        return torch.cat(on_one_device(stacks)) if stacks else None
+        return kept
 
 
 def not_one_number(value: object) -> str:

@@ -5,17 +5,47 @@ Axes: N losses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tsemon.catalogue import NOISE_ENDS_BEFORE, NUM_OF_NOISE, NUM_SEARCHED
-from tsemon.measures.losses import loss_metrics, loss_sums, recent_metrics, recent_sums, start_metrics, start_sums
+from tsemon.catalogue import NOISE_ENDS_BEFORE, NUM_AT_START, NUM_OF_NOISE, NUM_SEARCHED
+from tsemon.errors import InvalidArgument
+from tsemon.measures.losses import (
+    loss_metrics,
+    loss_sums,
+    recent_metrics,
+    recent_sums,
+    start_metrics,
+    start_sums,
+    without_stand_ins,
+)
 from tsemon.measures.sums import Partials
 from tsemon.probes.every_step import EveryStep, on_one_device
 from tsemon.probes.part import Part
 from tsemon.probes.reading import Reading
+
+
+class PastLosses(NamedTuple):
+    """Losses of before a checkpoint. NaN where the loop did not know the loss."""
+
+    first: Sequence[float] = ()
+    """Those that decide `loss_start`."""
+    last: Sequence[float] = ()
+    """The last 40."""
+
+    @staticmethod
+    def of_state(state: Mapping[str, Any]) -> PastLosses:
+        """What `state` kept; it need not keep any. Raises InvalidArgument if they are not losses."""
+        losses = state.get("losses", {})
+        try:
+            return PastLosses(*([float(loss) for loss in losses[name]] for name in PastLosses._fields if losses))
+        except (TypeError, ValueError, KeyError, IndexError):
+            raise InvalidArgument(
+                f"the losses in the state of a monitor are lists of numbers, first and last, got {losses!r:.100}"
+            ) from None
 
 
 class LossProbe(Part):
@@ -29,8 +59,11 @@ class LossProbe(Part):
     def __init__(self) -> None:
         super().__init__()
         self.given = EveryStep("loss", num_first=NUM_SEARCHED)
-        self._remembered: Tensor | None = None
-        """The losses of the last 40 steps at the last sample."""
+        self._first_before = self._last_before = torch.empty(0, dtype=torch.float64)
+        """The first and the last losses before the checkpoint that the training goes on from."""
+        self._newest: Tensor | None = None
+        self._last: Tensor | None = None
+        """The last 40 losses at the newest sample; NaN where the loop did not know the loss."""
         self._start: Partials | None = None
         """Sums over the first losses, once all of them are known."""
         self._is_given = False
@@ -38,19 +71,42 @@ class LossProbe(Part):
     @property
     def newest(self) -> Tensor | None:
         """The last loss given before the newest sample, on its device. None if it was left out."""
-        return None if self._remembered is None or not self.given.has_newest else self._remembered[-1]
+        return self._newest if self.given.has_newest else None
 
     def collect(self) -> Partials:
         losses = self.given.take()
         if losses is None:
             return {}
-        remembered = [] if self._remembered is None else [self._remembered]
-        *remembered, losses = on_one_device([*remembered, losses])
-        self._remembered = torch.cat([*remembered, losses])[-NUM_OF_NOISE - NOISE_ENDS_BEFORE :]
-        start = start_sums(self.given.first()) if self._start is None else self._start
+        self._newest, self._last = losses[-1], self._last_with(losses)
+        start = self._start or start_sums(self._first())
         if self.given.has_first:
             self._start = start
-        return loss_sums(losses) | recent_sums(self._remembered) | start
+        return loss_sums(losses) | recent_sums(self._last) | start
+
+    def _first(self) -> Tensor:
+        return _joined(self._first_before, without_stand_ins(self.given.first()))
+
+    def _last_with(self, losses: Tensor) -> Tensor:
+        """The last 40 losses, those since the newest sample among them."""
+        if not self.given.has_first:
+            last = _joined(self._last_before, without_stand_ins(self.given.first()))
+        else:
+            last = losses if self._last is None else _joined(self._last, losses)
+        return last[-NUM_OF_NOISE - NOISE_ENDS_BEFORE :]
+
+    def past(self) -> PastLosses:
+        """Return the first and the last losses so far. Waits for the device."""
+        losses = self.given.kept()
+        last = self._last if losses is None else self._last_with(losses)
+        if last is None:
+            return PastLosses(self._first_before.tolist(), self._last_before.tolist())
+        first = self._first()[:NUM_SEARCHED]
+        known = first[first.isfinite()][:NUM_AT_START]
+        return PastLosses((known if len(known) == NUM_AT_START else first).tolist(), last.tolist())
+
+    def continue_from(self, past: PastLosses) -> None:
+        """Count these, too. Before the first loss."""
+        self._first_before, self._last_before = (torch.tensor(losses, dtype=torch.float64) for losses in past)
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:
         self._is_given = "count" in sums
@@ -65,3 +121,7 @@ class LossProbe(Part):
         return (
             {} if self._is_given else dict.fromkeys(self.METRICS, "monitor.step() was given no loss that is one number")
         )
+
+
+def _joined(first: Tensor, then: Tensor) -> Tensor:
+    return torch.cat(on_one_device([first, then]))

@@ -38,7 +38,7 @@ from tsemon.probes.hooks import Guard, Hooks, Span
 from tsemon.probes.inputs import InputProbe
 from tsemon.probes.layout import Layout, Layouts
 from tsemon.probes.layout_probe import LayoutProbe
-from tsemon.probes.losses import LossProbe
+from tsemon.probes.losses import LossProbe, PastLosses
 from tsemon.probes.mixing import MixingProbe
 from tsemon.probes.output_loss import OutputLoss
 from tsemon.probes.outputs import OutputProbe
@@ -324,6 +324,14 @@ class Probe:
                 part.given.add_floats(numbers)
                 if part.given.is_full:
                     self._guard.run(part.given.stack)
+
+    def past_losses(self) -> PastLosses:
+        """Return the first and the last losses so far. Waits for the device."""
+        return self._losses.past()
+
+    def continue_from(self, past: PastLosses) -> None:
+        """Count the losses of before a checkpoint, too. Before the first step."""
+        self._losses.continue_from(past)
 
     def coming(self, *, has_loss: bool, has_grad_norm: bool) -> Collection[str]:
         """Metrics of the loss and of the gradient norm, if any was given since the last sample.

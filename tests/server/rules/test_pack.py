@@ -421,6 +421,7 @@ def jumping(before, after):
     for sample, loss in enumerate([before] * 20 + [after] * 20):
         noise = abs(after - before) / 2 if 21 <= sample < 28 else 0.0
         scalars = {"loss": loss, "loss_mean": loss, "loss_recent": loss, "loss_noise": noise, "loss_start": before}
+        scalars["loss_before"] = before + (after - before) * min(max((sample - 20) / 8, 0), 1)
         yield View(5 * sample, scalars)
 
 

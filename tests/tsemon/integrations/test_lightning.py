@@ -202,6 +202,14 @@ class TestATrainingThatGoesOnFromACheckpoint:
         fit(callback(tmp_path / "second"), resume=tmp_path / "step=4.ckpt")
         assert recorded(tmp_path / "second").steps == [4, 5]
 
+    @pytest.mark.parametrize("run", ["r", "another"])
+    def test_compares_its_losses_with_those_before_it(self, run, fit, tmp_path):
+        saving = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=4, filename="{step}")
+        fit(callback(tmp_path / "first"), also=[saving], enable_checkpointing=True)
+        fit(callback(tmp_path / "second", run=run), resume=tmp_path / "step=4.ckpt")
+        first = recorded(tmp_path / "second").frames[0]["scalars"]
+        assert (first["loss_recent"] != first["loss"]) == (run == "r")
+
 
 class TestATrainingThatRaises:
     def test_failed(self, fit, tmp_path):

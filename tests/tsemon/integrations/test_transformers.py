@@ -2,6 +2,7 @@ import copy
 import gc
 import pickle
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -371,6 +372,21 @@ class TestATrainingThatGoesOnFromACheckpoint:
         first, second = recorded(tmp_path / "first"), recorded(tmp_path / "second")
         assert (first.steps, first.resume_step) == ([0, 1, 2, 3, 4, 5], None)
         assert (second.steps, second.resume_step) == ([4, 5], 4)
+
+    @pytest.mark.parametrize("run", ["r", "another"])
+    def test_compares_its_losses_with_those_before_it(self, run, train, tmp_path):
+        trainer = train(callback(tmp_path / "first"), save_strategy="steps", save_steps=4)
+        train(callback(tmp_path / "second", run=run), resume=f"{trainer.args.output_dir}/checkpoint-4")
+        first = recorded(tmp_path / "second").frames[0]["scalars"]
+        assert (first["loss_recent"] != first["loss"]) == (run == "r")
+
+    @pytest.mark.parametrize("saved", ["", "[]", "{}", '{"losses": 3}'])
+    def test_goes_on_if_what_was_saved_is_broken(self, saved, train, tmp_path):
+        trainer = train(callback(tmp_path / "first"), save_strategy="steps", save_steps=4)
+        checkpoint = Path(trainer.args.output_dir, "checkpoint-4")
+        (checkpoint / "tsemon_state.json").write_text(saved)
+        train(callback(tmp_path / "second"), resume=str(checkpoint))
+        assert recorded(tmp_path / "second").steps == [4, 5]
 
     def test_may_be_watched_from_there_only(self, train, tmp_path):
         trainer = train(save_strategy="steps", save_steps=4)

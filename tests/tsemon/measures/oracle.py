@@ -368,10 +368,11 @@ def losses(values):
     recent, before = values[-5:], values[max(len(values) - 40, 0) : max(len(values) - 8, 0)]
     recent, before = recent[np.isfinite(recent)], before[np.isfinite(before)]
     start = values[:480][np.isfinite(values[:480])][:48]
+    median = np.sort(start)[(len(start) - 1) // 2] if len(start) else NAN
     is_early = len(recent) == np.isfinite(values[-40:]).sum()
     return dict(zip(names, (*found, len(values) - len(finite)), strict=True)) | {
         "loss_recent": recent.mean() if len(recent) >= 3 or (len(recent) and is_early) else NAN,
         "loss_before": before.mean() if len(before) >= 16 else NAN,
         "loss_noise": np.sqrt(((before - before.mean()) ** 2).mean()) if len(before) >= 16 else NAN,
-        "loss_start": min(start[0], 5 * abs(np.sort(start)[(len(start) - 1) // 2])) if len(start) >= 24 else NAN,
+        "loss_start": max(min(start[0], 5 * abs(median)), median) if len(start) >= 24 else NAN,
     }

@@ -10,6 +10,7 @@ import gzip
 import math
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from statistics import median_low
 from typing import Annotated, Any, BinaryIO, Literal, cast
@@ -59,6 +60,14 @@ class _Loss(_Line):
         """The losses of the steps after `after`, `step` included."""
         return self.loss[max(0, after + 1 - self.first_step) : max(0, step + 1 - self.first_step)]
 
+    def without_stand_ins(self) -> _Loss:
+        """With None for the first losses if they are all the same and not positive."""
+        first = next(iter(self.loss), None)
+        if first is None or first > 0:
+            return self
+        num_stand_ins = sum(1 for _ in takewhile(lambda loss: loss == first, self.loss))
+        return self.model_copy(update={"loss": [None] * num_stand_ins + self.loss[num_stand_ins:]})
+
 
 class _Frame(_Line):
     t: Literal["frame"]
@@ -102,17 +111,18 @@ class Trace:
         yield Attempt(0, self._views(), lambda: self._has_ended)
 
     def _views(self) -> Iterator[View]:
-        losses, last_step = _Loss(t="loss", loss=[]), -1
+        losses = known = _Loss(t="loss", loss=[])
+        last_step = -1
         for number, line in self._lines:
             if isinstance(line, _Loss):
-                losses = line
+                losses, known = line, line.without_stand_ins()
             elif isinstance(line, _Frame):
                 if line.step <= last_step:
                     raise self._invalid(number, f"expected a step after {last_step}, got {line.step}")
                 since = losses.between(last_step, line.step)
                 last_step = line.step
-                last = losses.between(line.step - NUM_OF_NOISE - NOISE_ENDS_BEFORE, line.step)
-                first = losses.between(-1, min(line.step, losses.first_step + NUM_SEARCHED - 1))
+                last = known.between(line.step - NUM_OF_NOISE - NOISE_ENDS_BEFORE, line.step)
+                first = known.between(-1, min(line.step, losses.first_step + NUM_SEARCHED - 1))
                 yield self._view(number, line, loss_scalars(since, last, first))
             elif isinstance(line, _End):
                 self._has_ended = True
@@ -201,7 +211,7 @@ def loss_scalars(since: Sequence[Number], last: Sequence[Number], first: Sequenc
         "loss_recent": _mean(recent),
         "loss_before": _mean(before) if len(before) >= NUM_OF_NOISE / 2 else math.nan,
         "loss_noise": _deviation(before) if len(before) >= NUM_OF_NOISE / 2 else math.nan,
-        "loss_start": min(start[0], MOST_ABOVE_START * abs(median_low(start)))
+        "loss_start": max(min(start[0], MOST_ABOVE_START * abs(median_low(start))), median_low(start))
         if len(start) >= NUM_AT_START / 2
         else math.nan,
     }
