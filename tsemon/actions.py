@@ -6,6 +6,7 @@ All of it happens inside `monitor.step()`, on the training thread, after the opt
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
@@ -326,9 +327,13 @@ def _in_words(action: Action) -> str:
 
 def checked_count(name: str, value: object) -> int:
     """Raises InvalidArgument."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    try:
+        count = 0 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        count = 0
+    if count < 1:
         raise InvalidArgument(f"{name} is an int of at least 1, got {value!r}")
-    return value
+    return count
 
 
 def _given(handlers: Any) -> list[Any]:

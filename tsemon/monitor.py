@@ -400,10 +400,12 @@ class Monitor:
     def burst(self, steps: int = 50, *, every: int = 1) -> None:
         """Sample every `every` steps, or more often, for `steps` steps, the slow tier too, whatever the budget.
 
-        It begins with the step after the current one, and replaces an earlier burst. With ranks, call it on any of them: 12
+        It begins after the next call of `step`, and replaces an earlier burst. With ranks, call it on any of them: 12
         to 23 steps later, it begins on all. Raises InvalidArgument.
         """
         steps, every = checked_count("steps", steps), checked_count("every", every)
+        if self._probe is None:
+            self._faults.warn("monitor.burst() was called after monitor.close(): it has no effect")
         self._new_burst = NewBurst(min(steps, LONGEST_BURST), min(every, LONGEST_BURST))
 
     def state_dict(self) -> dict[str, Any]:

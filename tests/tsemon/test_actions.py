@@ -3,6 +3,7 @@
 import logging
 import time
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -343,6 +344,8 @@ class TestWhen:
             (lambda: when(do=Stop(), per="run"), "per must be 'incident' or 'alert', got 'run'"),
             (lambda: SaveCheckpoint("model.pt"), "SaveCheckpoint takes a function"),
             (lambda: Burst(every=0), "every is an int of at least 1, got 0"),
+            (lambda: Burst(every=True), "every is an int of at least 1, got True"),
+            (lambda: Burst(every=np.array([1, 2])), "every is an int of at least 1, got array"),
             (lambda: Burst(pause=0), "pause is an int of at least 1, got 0"),
             (lambda: LowerLearningRate(factor=2), "between 0 and 1, got 2"),
             (lambda: LowerLearningRate("adam"), "takes optimizers of torch.optim, got str"),

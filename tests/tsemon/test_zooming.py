@@ -373,6 +373,11 @@ class TestASampleThatFails:
 
 
 class TestABurstOfTheUsers:
+    def test_has_no_effect_after_the_end_and_a_warning_says_this(self, loop, caplog):
+        loop.monitor.close()
+        loop.monitor.burst(np.int64(20))
+        assert "monitor.burst() was called after monitor.close()" in caplog.text
+
     """It begins with the next step, and its samples stand for those of a zoom."""
 
     @pytest.mark.parametrize("num_bursts", [1, 3])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +26,8 @@ class TsemonCallback(Callback):
     goes on counting there. Under manual optimization a batch is one step,
     however many optimizer steps it makes.
 
+    The last step is sampled, whatever the cadence, if the Trainer knows its number and optimizers make one step a batch.
+
     `loss` is that of the step's last batch, undivided by the number of accumulated ones; it stays on the device.
     """
 
@@ -31,6 +35,7 @@ class TsemonCallback(Callback):
         self.options = {"run": run} | options
         self.monitor: tsemon.Monitor | None = None
         self._global_step = 0
+        self._num_steps = math.nan
         self._saved: object = None
         """The monitor's state in the checkpoint that the training goes on from."""
 
@@ -40,6 +45,8 @@ class TsemonCallback(Callback):
             options: dict[str, Any] = {"resume": trainer.global_step or None} | self.options
             self.monitor = tsemon.attach(pl_module, trainer.optimizers, **options)
             continue_from(self.monitor, self._saved)
+            with contextlib.suppress(Exception):  # Lightning raises if the number of batches a step changes on the way
+                self._num_steps = trainer.estimated_stepping_batches
             self.monitor.schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
 
     def state_dict(self) -> dict[str, Any]:
@@ -56,6 +63,8 @@ class TsemonCallback(Callback):
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
             if loss is not None and trainer.accumulate_grad_batches > 1:
                 loss = loss * trainer.accumulate_grad_batches  # which Lightning divided it by
+            if trainer.global_step == self._num_steps - 1:
+                self.monitor.burst(1)
             self.monitor.step(loss=loss)
             trainer.should_stop |= self.monitor.should_stop
 

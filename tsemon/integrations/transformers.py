@@ -51,6 +51,8 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
     frames have the logged means. Each goes into the next frame, once, and `loss_mean` and
     the like are over the logged means since the frame before.
 
+    The last step is sampled, whatever the cadence.
+
     The Trainer tells nobody that it raised. A run whose end it did not tell of is said to be failed: when its callback
     begins another, when the Trainer is forgotten, and at interpreter exit.
     """
@@ -115,6 +117,8 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.monitor is not None:
+            if state.global_step == state.max_steps - 1:
+                self.monitor.burst(1)
             self.monitor.step(loss=self._loss_of_step(self.monitor, args, kwargs["model"]))
             control.should_training_stop |= self.monitor.should_stop
 

@@ -164,8 +164,14 @@ class TestLightningsCallback:
     def test_leaves_resume_and_every_other_option_to_the_user(self, fit, tmp_path):
         fit(callback(tmp_path / "run", every=4, resume=100, measures=["token_similarity"]))
         run = recorded(tmp_path / "run")
-        assert run.steps == [100, 104]
+        assert run.steps == [100, 104, 105]
         assert {*run.frames[0]["layers"]} == {"token_similarity"}
+
+    def test_samples_the_last_step(self, fit, tmp_path):
+        fit(callback(tmp_path / "run", every=400))
+        last = recorded(tmp_path / "run").frames[-1]
+        assert last["step"] == 5
+        assert {"token_similarity", "effective_rank"} <= {*last["layers"]}
 
     def test_serves_the_trainer_of_pytorch_lightning(self, fit, tmp_path):
         module = fit(callback(tmp_path / "run"), module=OldGPT, lightning=pytorch_lightning)

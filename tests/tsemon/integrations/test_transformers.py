@@ -151,8 +151,14 @@ class TestTheTrainersCallback:
     def test_leaves_resume_and_every_other_option_to_the_user(self, train, tmp_path):
         train(callback(tmp_path / "run", every=4, resume=100, measures=["token_similarity"]))
         run = recorded(tmp_path / "run")
-        assert run.steps == [100, 104]
+        assert run.steps == [100, 104, 105]
         assert {*run.frames[0]["layers"]} == {"token_similarity"}
+
+    def test_samples_the_last_step(self, train, tmp_path):
+        train(callback(tmp_path / "run", every=400))
+        last = recorded(tmp_path / "run").frames[-1]
+        assert last["step"] == 5
+        assert {"token_similarity", "effective_rank"} <= {*last["layers"]}
 
     def test_is_let_go_when_its_trainer_is(self, train, tmp_path):
         watching = callback(tmp_path / "run")
