@@ -377,7 +377,7 @@ class Suspicion:
             self._waiting = self._watch()
 
     def continue_from(self, past: PastLosses) -> None:
-        """Compare the next losses with those of before a checkpoint."""
+        """Compare the next losses with the ones before a checkpoint."""
         self._usual += filter(math.isfinite, past.last)
         self._watch()
         self._losses.began_at(max(filter(math.isfinite, past.first), default=-math.inf))

@@ -37,7 +37,7 @@ class TsemonCallback(Callback):
         self._global_step = 0
         self._num_steps = math.nan
         self._saved: object = None
-        """The monitor's state in the checkpoint that the training goes on from."""
+        """The monitor's state in the checkpoint that the training resumes at."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._global_step = trainer.global_step

@@ -160,7 +160,7 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _state_in_checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
-    """Beside trainer_state.json. No callback is told from which folder the Trainer resumes; it is one of these."""
+    """Beside trainer_state.json. The Trainer does not say from which folder it resumes; usually it is this one."""
     return Path(args.output_dir or "", f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", "tsemon_state.json")
 
 

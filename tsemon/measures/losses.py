@@ -76,7 +76,7 @@ def recent_metrics(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def without_stand_ins(losses_N: Tensor) -> Tensor:
-    """Return (N,) with NaN for the first losses if they are all the same and not positive.
+    """Return (N,) with NaN for the first losses if they are equal and not positive.
 
     A loop may give 0 or -1 until it knows its loss.
     """

@@ -29,16 +29,16 @@ from tsemon.probes.reading import Reading
 
 
 class PastLosses(NamedTuple):
-    """Losses of before a checkpoint. NaN where the loop did not know the loss."""
+    """Losses before a checkpoint. NaN where the loop did not know the loss."""
 
     first: Sequence[float] = ()
-    """Those that decide `loss_start`."""
+    """They decide `loss_start`."""
     last: Sequence[float] = ()
     """The last 40."""
 
     @staticmethod
     def of_state(state: Mapping[str, Any]) -> PastLosses:
-        """What `state` kept; it need not keep any. Raises InvalidArgument if they are not losses."""
+        """The losses in a `state`, which need not have any. Raises InvalidArgument if they are not losses."""
         losses = state.get("losses", {})
         try:
             return PastLosses(*([float(loss) for loss in losses[name]] for name in PastLosses._fields if losses))
@@ -60,7 +60,7 @@ class LossProbe(Part):
         super().__init__()
         self.given = EveryStep("loss", num_first=NUM_SEARCHED)
         self._first_before = self._last_before = torch.empty(0, dtype=torch.float64)
-        """The first and the last losses before the checkpoint that the training goes on from."""
+        """The first and the last losses before the checkpoint that the training resumes at."""
         self._newest: Tensor | None = None
         self._last: Tensor | None = None
         """The last 40 losses at the newest sample; NaN where the loop did not know the loss."""

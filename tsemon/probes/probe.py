@@ -330,7 +330,7 @@ class Probe:
         return self._losses.past()
 
     def continue_from(self, past: PastLosses) -> None:
-        """Count the losses of before a checkpoint, too. Before the first step."""
+        """Count the losses before a checkpoint, too. Before the first step."""
         self._losses.continue_from(past)
 
     def coming(self, *, has_loss: bool, has_grad_norm: bool) -> Collection[str]:

@@ -61,7 +61,7 @@ class _Loss(_Line):
         return self.loss[max(0, after + 1 - self.first_step) : max(0, step + 1 - self.first_step)]
 
     def without_stand_ins(self) -> _Loss:
-        """With None for the first losses if they are all the same and not positive."""
+        """With None for the first losses if they are equal and not positive."""
         first = next(iter(self.loss), None)
         if first is None or first > 0:
             return self
