@@ -28,7 +28,7 @@ NUM_RECENT = 5
 """Losses that `loss_recent` is the mean of, and norms that `grad_norm_recent` is."""
 NUM_OF_NOISE, NOISE_ENDS_BEFORE = 32, 8
 """Number of losses of `loss_before` and `loss_noise`, and number of later ones."""
-NUM_AT_START, NUM_SEARCHED, MOST_ABOVE_START = 48, 480, 5.0
+NUM_AT_START, NUM_SEARCHED, MOST_ABOVE_START = 48, 2048, 5.0
 """Number of finite losses whose median bounds `loss_start`, number of losses that they are among, and the factor."""
 PLACES = ("largest", "second largest", "third largest", "fourth largest")
 """Losses of sequences in a frame, by their place."""

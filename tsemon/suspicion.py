@@ -120,11 +120,12 @@ class LossWatch:
     detected within 4 steps, and one healthy run gives a sign, whose loss quadruples within ten steps.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, highest: float = -math.inf) -> None:
+        """highest: a loss before the first one that is watched."""
         self._is_finite = True
         self._num_positive: float = 0
         """Number of losses so far if all were above 0, or -inf."""
-        self._highest = -math.inf
+        self._highest = highest
         """The highest running mean before the first jump: after a loss of 1000, no other jump would be large."""
         self._has_jumped = False
         self._taller = 1.0
@@ -140,10 +141,6 @@ class LossWatch:
         self._num_high = self._num_high_in_logs = 0
         self._raised = deque[float]()
         """The newest losses with raised logarithms in a row, at most `NUM_HIGH`. It is not clear yet whether they stay."""
-
-    def began_at(self, loss: float) -> None:
-        """Count the fall from this loss as improvement, too."""
-        self._highest = max(self._highest, loss)
 
     def notice(self, loss: float) -> str | None:
         """Take the loss of the next step. Return the problem in words, once each time it begins. A slow rise begins
@@ -378,9 +375,9 @@ class Suspicion:
 
     def continue_from(self, past: PastLosses) -> None:
         """Compare the next losses with the ones before a checkpoint."""
-        self._usual += filter(math.isfinite, past.last)
+        self._losses, self._noise = LossWatch(max(past.first, default=-math.inf)), NoiseWatch()
+        self._usual = [loss for loss in past.last if math.isfinite(loss)]
         self._watch()
-        self._losses.began_at(max(filter(math.isfinite, past.first), default=-math.inf))
 
     def begins(self) -> None:
         """Count a zoom that begins now."""

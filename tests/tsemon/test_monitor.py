@@ -633,6 +633,8 @@ class TestStateDict:
                     {"first": [1.0]},
                     {"first": [1.0], "last": ["high"]},
                     {"first": 1.0, "last": []},
+                    {"first": "12", "last": "34"},
+                    {"first": [10**400], "last": []},
                 )
             ),
         ],
@@ -642,6 +644,15 @@ class TestStateDict:
         with pytest.raises(InvalidArgument, match=text):
             monitor.load_state_dict(state)
         assert monitor.state_dict()["step"] == 0
+
+    def test_of_the_step_that_attach_was_told_is_no_other_attempt(self, tmp_path):
+        model, _ = zoo.torch_encoder()
+        with tsemon.attach(model, run="r", every=1, resume=20, on_conflict="refuse", spool_dir=tmp_path) as monitor:
+            registration = dict(monitor._outbox._spool.registration)
+            monitor.load_state_dict({"project": "default", "run": "r", "step": 20, "tokens": 40})
+            assert monitor._outbox._spool.registration == registration
+            monitor.step(step_tokens=2)
+        assert frames_in(tmp_path)[0]["scalars"]["tokens"] == 42
 
     def test_goes_before_what_attach_was_told(self, tmp_path):
         model, forward = zoo.torch_encoder()

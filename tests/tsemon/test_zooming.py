@@ -373,12 +373,12 @@ class TestASampleThatFails:
 
 
 class TestABurstOfTheUsers:
+    """It begins with the next step, and its samples stand for those of a zoom."""
+
     def test_has_no_effect_after_the_end_and_a_warning_says_this(self, loop, caplog):
         loop.monitor.close()
         loop.monitor.burst(np.int64(20))
         assert "monitor.burst() was called after monitor.close()" in caplog.text
-
-    """It begins with the next step, and its samples stand for those of a zoom."""
 
     @pytest.mark.parametrize("num_bursts", [1, 3])
     def test_that_is_short_does_not_end_a_zoom(self, loop, num_bursts):

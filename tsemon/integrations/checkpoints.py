@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tsemon
-
-SAME = "project", "run", "step"
+from tsemon.errors import TsemonError
 
 
 def continue_from(monitor: tsemon.Monitor, saved: object) -> None:
-    """Let the monitor remember what `state_dict` returned, if that was at the same step of a run of the same name."""
+    """Let the monitor remember what `state_dict` returned in a run of the same name. Its own step stays."""
     here = monitor.state_dict()
-    if isinstance(saved, dict) and all(saved.get(key) == here[key] for key in SAME):
-        monitor.load_state_dict(saved)
+    if isinstance(saved, dict) and (saved.get("project"), saved.get("run")) == (here["project"], here["run"]):
+        try:
+            monitor.load_state_dict(saved | {"step": here["step"]})
+        except TsemonError as error:
+            monitor.warn(f"losses before the checkpoint are unknown: {error}")

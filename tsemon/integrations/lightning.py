@@ -26,7 +26,8 @@ class TsemonCallback(Callback):
     goes on counting there. Under manual optimization a batch is one step,
     however many optimizer steps it makes.
 
-    The last step is sampled, whatever the cadence, if the Trainer knows its number and optimizers make one step a batch.
+    The last step is sampled, whatever the cadence, if the Trainer knows its number, optimizers make one step a batch, and
+    there is no `process_group`.
 
     `loss` is that of the step's last batch, undivided by the number of accumulated ones; it stays on the device.
     """
@@ -45,9 +46,15 @@ class TsemonCallback(Callback):
             options: dict[str, Any] = {"resume": trainer.global_step or None} | self.options
             self.monitor = tsemon.attach(pl_module, trainer.optimizers, **options)
             continue_from(self.monitor, self._saved)
+            self._num_steps = math.nan
             with contextlib.suppress(Exception):  # Lightning raises if the number of batches a step changes on the way
                 self._num_steps = trainer.estimated_stepping_batches
             self.monitor.schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+
+    @property
+    def state_key(self) -> str:
+        """A Trainer may have several of these callbacks."""
+        return self._generate_state_key(run=self.options["run"], project=self.options.get("project"))
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.monitor is None else {"monitor": self.monitor.state_dict()}
@@ -63,7 +70,7 @@ class TsemonCallback(Callback):
             loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
             if loss is not None and trainer.accumulate_grad_batches > 1:
                 loss = loss * trainer.accumulate_grad_batches  # which Lightning divided it by
-            if trainer.global_step == self._num_steps - 1:
+            if trainer.global_step == self._num_steps - 1 and "process_group" not in self.options:
                 self.monitor.burst(1)
             self.monitor.step(loss=loss)
             trainer.should_stop |= self.monitor.should_stop

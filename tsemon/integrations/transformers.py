@@ -51,7 +51,7 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
     frames have the logged means. Each goes into the next frame, once, and `loss_mean` and
     the like are over the logged means since the frame before.
 
-    The last step is sampled, whatever the cadence.
+    The last step is sampled, whatever the cadence, if there is no `process_group`.
 
     The Trainer tells nobody that it raised. A run whose end it did not tell of is said to be failed: when its callback
     begins another, when the Trainer is forgotten, and at interpreter exit.
@@ -117,7 +117,7 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.monitor is not None:
-            if state.global_step == state.max_steps - 1:
+            if state.global_step == state.max_steps - 1 and "process_group" not in self.options:
                 self.monitor.burst(1)
             self.monitor.step(loss=self._loss_of_step(self.monitor, args, kwargs["model"]))
             control.should_training_stop |= self.monitor.should_stop
@@ -140,7 +140,7 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         file = _state_in_checkpoint(args, state)
-        if self.monitor is not None and state.is_world_process_zero and file.parent.is_dir():
+        if self.monitor is not None and "process_group" not in self.options and file.parent.is_dir():
             try:
                 file.write_text(json.dumps(self.monitor.state_dict()))
             except OSError as error:

@@ -80,8 +80,9 @@ def without_stand_ins(losses_N: Tensor) -> Tensor:
 
     A loop may give 0 or -1 until it knows its loss.
     """
-    place_N = torch.arange(len(losses_N), device=losses_N.device)
-    is_loss_N = (losses_N != losses_N[0]) | (losses_N[0] > 0)
+    place_N, is_finite_N = torch.arange(len(losses_N), device=losses_N.device), losses_N.isfinite()
+    first = losses_N.index_select(0, torch.where(is_finite_N, place_N, len(losses_N) - 1).amin()[None])
+    is_loss_N = is_finite_N & ((losses_N != first) | (first > 0))
     begins_at = torch.where(is_loss_N, place_N, len(losses_N)).amin()
     return torch.where(place_N < begins_at, torch.nan, losses_N.double())
 
@@ -169,7 +170,7 @@ def loss_start(losses_N: Tensor) -> Tensor:
 
     max(m, min(first loss, 5 |m|)), m: median of the first 48                               (tsemon)
 
-    A few very high or very low first losses say nothing about learning. Only finite losses among the first 480 count. If
+    A few very high or very low first losses say nothing about learning. Only finite losses among the first 2048 count. If
     two are in the middle, the median is the lower one. NaN if fewer than 24 count.
     """
     return start_metrics(values_of(start_sums(losses_N)))["loss_start"]

@@ -122,7 +122,12 @@ class EveryStep:
         """Return the numbers of all steps since the last `take`, (N,) on their device. None if no step had one."""
         if self._pending:
             self.stack()
-        return torch.cat(on_one_device([*self._stacks])) if self._stacks else None
+        if not self._stacks:
+            return None
+        kept = torch.cat(on_one_device([*self._stacks]))
+        self._stacks.clear()
+        self._stacks.extend(torch.split(kept, NUM_PER_STACK))  # small pieces would fill the deque
+        return kept
 
     def take(self) -> Tensor | None:
         """Return the same, and forget them."""
@@ -142,4 +147,4 @@ def not_one_number(value: object) -> str:
 def on_one_device(tensors: list[Tensor]) -> list[Tensor]:
     """A loop may give some numbers on the host and others on a GPU. No copy to the host: it would wait for the device."""
     device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
-    return [tensor.to(device) for tensor in tensors]
+    return [tensor.to(device, non_blocking=tensor.device.type == "cpu") for tensor in tensors]

@@ -41,8 +41,8 @@ class PastLosses(NamedTuple):
         """The losses in a `state`, which need not have any. Raises InvalidArgument if they are not losses."""
         losses = state.get("losses", {})
         try:
-            return PastLosses(*([float(loss) for loss in losses[name]] for name in PastLosses._fields if losses))
-        except (TypeError, ValueError, KeyError, IndexError):
+            return PastLosses(*([0.0 + loss for loss in losses[name]] for name in PastLosses._fields if losses))
+        except (TypeError, KeyError, IndexError, OverflowError):
             raise InvalidArgument(
                 f"the losses in the state of a monitor are lists of numbers, first and last, got {losses!r:.100}"
             ) from None
@@ -100,12 +100,11 @@ class LossProbe(Part):
         last = self._last if losses is None else self._last_with(losses)
         if last is None:
             return PastLosses(self._first_before.tolist(), self._last_before.tolist())
-        first = self._first()[:NUM_SEARCHED]
-        known = first[first.isfinite()][:NUM_AT_START]
-        return PastLosses((known if len(known) == NUM_AT_START else first).tolist(), last.tolist())
+        first = self._first()
+        return PastLosses(first[first.isfinite()][:NUM_AT_START].tolist(), last.tolist())
 
     def continue_from(self, past: PastLosses) -> None:
-        """Count these, too. Before the first loss."""
+        """Count these, too."""
         self._first_before, self._last_before = (torch.tensor(losses, dtype=torch.float64) for losses in past)
 
     def finish(self, sums: Mapping[str, Tensor]) -> Reading:

@@ -186,8 +186,8 @@ class Outbox:
 
     def resume_at(self, step: int) -> None:
         """Say, before the first sample, that the training goes on from `step`."""
-        if self._is_closed or os.getpid() != self._pid:
-            return
+        if self._is_closed or os.getpid() != self._pid or self._spool.registration["resume_step"] == step:
+            return  # the attempt may be registered already
         self.step = self._first_step = step
         with self._contained("spool"):
             self._spool.resume_at(step)

@@ -208,6 +208,22 @@ class TestATrainingThatGoesOnFromACheckpoint:
         fit(callback(tmp_path / "second"), resume=tmp_path / "step=4.ckpt")
         assert recorded(tmp_path / "second").steps == [4, 5]
 
+    def test_may_have_two_callbacks(self, fit, tmp_path):
+        saving = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=4, filename="{step}")
+        for name, resume in (("first", None), ("second", tmp_path / "step=4.ckpt")):
+            other = callback(tmp_path / f"{name}-other", run="other")
+            fit(callback(tmp_path / name), also=[other, saving], enable_checkpointing=True, resume=resume)
+        for name in ("second", "second-other"):
+            first = recorded(tmp_path / name).frames[0]["scalars"]
+            assert first["loss_recent"] != first["loss"]
+
+    def test_goes_on_if_what_was_saved_is_broken(self, fit, tmp_path, caplog):
+        watching = callback(tmp_path / "run", resume=4)
+        watching.load_state_dict({"monitor": {"project": "default", "run": "r", "step": 4, "losses": {"first": 3}}})
+        fit(watching)
+        assert recorded(tmp_path / "run").steps[0] == 4
+        assert "losses before the checkpoint are unknown" in caplog.text
+
     @pytest.mark.parametrize("run", ["r", "another"])
     def test_compares_its_losses_with_those_before_it(self, run, fit, tmp_path):
         saving = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=4, filename="{step}")

@@ -367,7 +367,7 @@ def losses(values):
     names = ("loss_mean", "loss_min", "loss_max", "loss_std", "loss_nonfinite")
     recent, before = values[-5:], values[max(len(values) - 40, 0) : max(len(values) - 8, 0)]
     recent, before = recent[np.isfinite(recent)], before[np.isfinite(before)]
-    start = values[:480][np.isfinite(values[:480])][:48]
+    start = values[:2048][np.isfinite(values[:2048])][:48]
     median = np.sort(start)[(len(start) - 1) // 2] if len(start) else NAN
     is_early = len(recent) == np.isfinite(values[-40:]).sum()
     return dict(zip(names, (*found, len(values) - len(finite)), strict=True)) | {

@@ -254,7 +254,7 @@ class TestTheRecentLoss:
 class TestALoopThatDoesNotKnowItsLossYet:
     @pytest.mark.parametrize("every", [1, 7, 59])
     @pytest.mark.parametrize("stand_in", [0.0, -1.0])
-    @pytest.mark.parametrize("num", [1, 12, 30, 130])
+    @pytest.mark.parametrize("num", [1, 12, 30, 130, 600])
     def test_is_waited_for(self, tmp_path, num, stand_in, every):
         losses = [3 + math.sin(1.3 * step) for step in range(60)]
         frames, _ = told(tmp_path / "with", [stand_in] * num + losses, every=every)
@@ -265,6 +265,12 @@ class TestALoopThatDoesNotKnowItsLossYet:
                 wanted = without[step - num][name] if step >= num else None
                 assert frame[name] == (None if wanted is None else pytest.approx(wanted, rel=1e-6))
         assert frames[0]["loss"] == stand_in
+
+    @pytest.mark.parametrize("stand_ins", [[0.0, math.nan, 0.0], [math.nan, *[0.0] * 12]])
+    def test_may_give_nan_too(self, tmp_path, stand_ins):
+        frames, _ = told(tmp_path, [*stand_ins, *[2.0] * 60], every=1)
+        assert {frame["loss_before"] for frame in frames} == {None, 2.0}
+        assert frames[-1]["loss_start"] == 2.0
 
     def test_counts_a_loss_that_is_always_positive_or_returns_to_zero(self, tmp_path):
         frames, _ = told(tmp_path, [2.0] * 30 + [0.0] * 30, every=1)
@@ -290,11 +296,22 @@ class TestPastLosses:
             assert [frame[name] for frame in then] == pytest.approx([frame[name] for frame in whole[num:]], nan_ok=True)
         assert monitor.status.num_faults == 0
 
+    @pytest.mark.parametrize("give", [list, as_tensors], ids=["floats", "tensors"])
+    def test_may_be_asked_for_at_every_step(self, tmp_path, give):
+        losses = give([10.0 - 0.01 * step for step in range(400)])
+        often = [part for loss in losses for part in (loss, lambda monitor: monitor.state_dict())]
+        frames, monitor = told(tmp_path / "often", often, every=400)
+        seldom, _ = told(tmp_path / "seldom", losses, every=400)
+        for name in LossProbe.METRICS:
+            assert [frame[name] for frame in frames] == pytest.approx([frame[name] for frame in seldom])
+        assert monitor.status.num_faults == 0
+
     def test_of_a_checkpoint_soon_after_another_are_those_of_both(self, tmp_path):
         model, _ = zoo.torch_encoder()
         with tsemon.attach(model, run="r", every=7, spool_dir=tmp_path) as monitor:
             past = {"first": [4.0] * 48, "last": [3.0] * 40}
-            monitor.load_state_dict({"project": "default", "run": "r", "step": 90, "losses": past})
+            for _ in range(2):
+                monitor.load_state_dict({"project": "default", "run": "r", "step": 90, "losses": past})
             assert monitor.state_dict()["losses"] == past
             monitor.step(loss=2.0)
             assert monitor.state_dict()["losses"] == {"first": [4.0] * 48, "last": [3.0] * 39 + [2.0]}

@@ -62,11 +62,10 @@ class _Loss(_Line):
 
     def without_stand_ins(self) -> _Loss:
         """With None for the first losses if they are equal and not positive."""
-        first = next(iter(self.loss), None)
-        if first is None or first > 0:
-            return self
-        num_stand_ins = sum(1 for _ in takewhile(lambda loss: loss == first, self.loss))
-        return self.model_copy(update={"loss": [None] * num_stand_ins + self.loss[num_stand_ins:]})
+        first = next(iter(_finite(self.loss)), 1.0)
+        is_none = [loss is None or not math.isfinite(loss) or (loss == first and first <= 0) for loss in self.loss]
+        num = sum(1 for _ in takewhile(bool, is_none))
+        return self.model_copy(update={"loss": [None] * num + self.loss[num:]})
 
 
 class _Frame(_Line):
