@@ -26,8 +26,8 @@ class TsemonCallback(Callback):
     goes on counting there. Under manual optimization a batch is one step,
     however many optimizer steps it makes.
 
-    The last step is sampled, whatever the cadence, if the Trainer knows its number, optimizers make one step a batch, and
-    there is no `process_group`.
+    The last step is sampled, whatever the cadence, unless the training stops early, optimizers make several steps a batch,
+    or there is a `process_group`.
 
     `loss` is that of the step's last batch, undivided by the number of accumulated ones; it stays on the device.
     """
@@ -39,6 +39,8 @@ class TsemonCallback(Callback):
         self._num_steps = math.nan
         self._saved: object = None
         """The monitor's state in the checkpoint that the training resumes at."""
+        self._at_end: dict[str, Any] | None = None
+        """The same at the end of the training. A monitor that is closed has no losses."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._global_step = trainer.global_step
@@ -46,7 +48,7 @@ class TsemonCallback(Callback):
             options: dict[str, Any] = {"resume": trainer.global_step or None} | self.options
             self.monitor = tsemon.attach(pl_module, trainer.optimizers, **options)
             continue_from(self.monitor, self._saved)
-            self._num_steps = math.nan
+            self._num_steps, self._at_end = math.nan, None
             with contextlib.suppress(Exception):  # Lightning raises if the number of batches a step changes on the way
                 self._num_steps = trainer.estimated_stepping_batches
             self.monitor.schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
@@ -57,7 +59,7 @@ class TsemonCallback(Callback):
         return self._generate_state_key(run=self.options["run"], project=self.options.get("project"))
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.monitor is None else {"monitor": self.monitor.state_dict()}
+        return {} if self.monitor is None else {"monitor": self._at_end or self.monitor.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._saved = state_dict.get("monitor")
@@ -77,6 +79,7 @@ class TsemonCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.monitor is not None:
+            self._at_end = self.monitor.state_dict()
             self.monitor.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

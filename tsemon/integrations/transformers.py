@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import math
 import weakref
@@ -14,7 +13,7 @@ from torch import Tensor
 
 import tsemon
 from tsemon.errors import needing
-from tsemon.integrations.checkpoints import continue_from
+from tsemon.integrations.checkpoints import LOSSES_UNKNOWN, continue_from
 from tsemon.probes.output_loss import OutputLoss
 
 with needing("tsemon.integrations.transformers needs transformers; pip install 'tsemon[integrations]'"):
@@ -51,7 +50,7 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
     frames have the logged means. Each goes into the next frame, once, and `loss_mean` and
     the like are over the logged means since the frame before.
 
-    The last step is sampled, whatever the cadence, if there is no `process_group`.
+    The last step is sampled, whatever the cadence, unless the training stops early or there is a `process_group`.
 
     The Trainer tells nobody that it raised. A run whose end it did not tell of is said to be failed: when its callback
     begins another, when the Trainer is forgotten, and at interpreter exit.
@@ -80,9 +79,13 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
             options: dict[str, Any] = {"resume": state.global_step or None} | self.options
             self.monitor = tsemon.attach(kwargs["model"], kwargs["optimizer"], **options)
             self.monitor.schedulers = [kwargs["lr_scheduler"]]
-            if "process_group" not in self.options:  # another process may not see the folder
-                with contextlib.suppress(OSError, ValueError):
-                    continue_from(self.monitor, json.loads(_state_in_checkpoint(args, state).read_text()))
+            if state.global_step and "process_group" not in self.options:  # another process may not see the folder
+                try:
+                    saved = json.loads(_state_in_checkpoint(args, state).read_text())
+                except (OSError, ValueError, RecursionError) as error:
+                    self.monitor.warn(LOSSES_UNKNOWN.format(error=error))
+                else:
+                    continue_from(self.monitor, saved)
             self._output_loss = self.monitor.watch_output_loss()
             self._loss, self._is_new, self._is_another, self._num_substeps = None, False, False, 0
             # At exit it is registered after, so called before, the monitor's own end, which knows of no failure here.

@@ -208,6 +208,15 @@ class TestATrainingThatGoesOnFromACheckpoint:
         fit(callback(tmp_path / "second"), resume=tmp_path / "step=4.ckpt")
         assert recorded(tmp_path / "second").steps == [4, 5]
 
+    def test_may_be_saved_after_its_end(self, fit, tmp_path):
+        watching = callback(tmp_path / "first")
+        fit(watching)
+        again = callback(tmp_path / "second", resume=6)
+        again.load_state_dict(watching.state_dict())
+        fit(again)
+        first = recorded(tmp_path / "second").frames[0]["scalars"]
+        assert first["loss_recent"] != first["loss"]
+
     def test_may_have_two_callbacks(self, fit, tmp_path):
         saving = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=4, filename="{step}")
         for name, resume in (("first", None), ("second", tmp_path / "step=4.ckpt")):

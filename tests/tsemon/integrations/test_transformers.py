@@ -386,13 +386,18 @@ class TestATrainingThatGoesOnFromACheckpoint:
         first = recorded(tmp_path / "second").frames[0]["scalars"]
         assert (first["loss_recent"] != first["loss"]) == (run == "r")
 
-    @pytest.mark.parametrize("saved", ["", "[]", "{}", '{"losses": 3}'])
-    def test_goes_on_if_what_was_saved_is_broken(self, saved, train, tmp_path):
+    @pytest.mark.parametrize(
+        "saved", [None, "", '{"project": "default", "run": "r", "step": 4, "losses": 3}', "[" * 10**5]
+    )
+    def test_goes_on_if_what_was_saved_is_broken(self, saved, train, tmp_path, caplog):
         trainer = train(callback(tmp_path / "first"), save_strategy="steps", save_steps=4)
         checkpoint = Path(trainer.args.output_dir, "checkpoint-4")
-        (checkpoint / "tsemon_state.json").write_text(saved)
+        (checkpoint / "tsemon_state.json").unlink()
+        if saved is not None:
+            (checkpoint / "tsemon_state.json").write_text(saved)
         train(callback(tmp_path / "second"), resume=str(checkpoint))
         assert recorded(tmp_path / "second").steps == [4, 5]
+        assert "losses before the checkpoint are unknown" in caplog.text
 
     def test_may_be_watched_from_there_only(self, train, tmp_path):
         trainer = train(save_strategy="steps", save_steps=4)
