@@ -88,7 +88,7 @@ def without_stand_ins(losses_N: Tensor) -> Tensor:
 
 
 def start_sums(losses_N: Tensor) -> Partials:
-    """Sums over parts of each of the first 48 finite losses among the first 480 of (..., N), in float64."""
+    """Sums over parts of each of the first 48 finite losses among the first 2048 of (..., N), in float64."""
     losses_N = losses_N.detach().double()[..., :NUM_SEARCHED]
     losses_N = torch.nn.functional.pad(losses_N, (0, max(NUM_AT_START - losses_N.shape[-1], 0)), value=torch.nan)
     is_lost_N, order_N = (~losses_N.isfinite()).int().sort(dim=-1, stable=True)
