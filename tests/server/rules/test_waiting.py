@@ -170,7 +170,7 @@ class TestTheBuiltInRulesWithHolds:
                 assert samples >= status.rule.hold.samples - 1, status
                 assert steps >= status.rule.hold.steps, status
                 num_listed += 1
-        assert num_listed == 24
+        assert num_listed == 23
         assert waits(evaluator, state)["vanishing-gradient"] == "2 more samples and 10 more steps"
         for view in views[1:]:
             evaluator.advance(state, view)

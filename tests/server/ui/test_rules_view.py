@@ -123,7 +123,7 @@ class TestTheRules:
         expect(advice).to_be_visible()
         expect(found).to_contain_text("Spike rules of OLMo")
         expect(found).to_contain_text("Calibration. It must be large in three ways")
-        expect(found).to_contain_text("|the lowest loss_recent so far| or, if more, 1e-6) below 0.09")
+        expect(found).to_contain_text("|the lowest loss_before so far| or, if more, 1e-6) below 0.09")
 
     def test_that_people_have_changed_say_so(self, page, edited):
         look(page, "?origin=edited")
