@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -212,9 +213,12 @@ class TestARunThatIsWatched:
             assert command.returncode == 0, err
             assert monitor.status.zooms.num == 1
             assert monitor.status.zooms.reason == "a person asked"
-        zoom = [step for step in steps if step > 90][:4]
-        assert [step - zoom[0] for step in zoom] == [0, 4, 9, 13]
-        assert f"Samples of the zoom: steps {', '.join(map('{:,}'.format, zoom))}\n" in out
+        sampled = [step for step in steps if step > 90]
+        assert [step - sampled[0] for step in sampled[:4]] == [0, 4, 9, 13]
+        listed = re.search(r"^Samples of the zoom: steps (.+)$", out, re.MULTILINE)[1]
+        zoom = sampled[: len(listed.split(", "))]
+        assert len(zoom) >= 4  # more where the run is faster than the command asks
+        assert listed == ", ".join(map("{:,}".format, zoom))
         read_at = client.sub_step(client.find_run("calm").run_id, zoom[-1])
         assert (read_at.block, read_at.sub_step) == (1, "attention")
         assert read_at.step in zoom
