@@ -126,8 +126,10 @@ def as_slack(message: Message, receiver: Slack, thread: str = "") -> Post:
         {"type": "header", "text": {"type": "plain_text", "text": _cut(f"{_label(message)} {message.title}", 150)}},
         {"type": "section", "text": {"type": "mrkdwn", "text": _cut(_for_slack(message.text), 3000)}},
     ]
-    if message.url is not None:
-        blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": f"<{message.url}|Open the page>"}})
+    if message.links:
+        links = "\n".join(f"<{url}|{_for_slack(_cut(name, 100))}>" for name, url in message.links)
+        whole = links if len(links) <= 3000 else links[:3000].rpartition("\n")[0]
+        blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": whole}})
     text = _for_slack(f"{_label(message)} {message.title}")
     attachment = {"color": f"#{_colour(message):06x}", "fallback": _cut(text, 3000), "blocks": blocks}
     body: dict[str, Any] = {"attachments": [attachment]}
@@ -146,9 +148,10 @@ def _for_slack(text: str) -> str:
 
 def as_discord(message: Message, receiver: Discord, thread: str = "") -> Post:
     """An embed in the colour of the severity. In a forum without a thread, it opens one."""
+    links = "".join(f"\n[{_for_discord(_cut(name, 100))}]({url})" for name, url in message.links[1:] and message.links)
     embed = {
         "title": _cut(f"{_label(message)} {message.title}", 256),
-        "description": _cut(_for_discord(message.text), 4096),
+        "description": _cut(_for_discord(message.text), 4096 - len(links)) + links,
         "color": _colour(message),
         "timestamp": message.time.isoformat(),
         "footer": {"text": f"tsemon, {message.severity}"},
@@ -181,7 +184,8 @@ def as_mail(message: Message, receiver: Email) -> EmailMessage:
     ids = [f"<tsemon-{hashlib.sha256(thread.encode()).hexdigest()[:24]}@{domain}>" for thread in threads]
     mail["In-Reply-To"], mail["References"] = ids[0], " ".join(ids)
     mail["Auto-Submitted"] = "auto-generated"
-    parts = [message.title, message.text, *([] if message.url is None else [message.url]), *_evidence_lines(message)]
+    links = "\n".join(url if len(message.links) == 1 else f"{name}: {url}" for name, url in message.links)
+    parts = [message.title, message.text, *([links] if links else []), *_evidence_lines(message)]
     mail.set_content("\n\n".join(parts) + "\n")
     return mail
 

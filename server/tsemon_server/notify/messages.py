@@ -247,6 +247,16 @@ class Message:
             return self.url_of(self.shown[0])
         return self.base_url and f"{self.base_url}/#/"
 
+    @property
+    def links(self) -> list[tuple[str, str]]:
+        """The pages of all that is named, each after its name; none without `base_url`."""
+        if self.base_url is None or self.url is None:
+            return []
+        if len(self.notices) == 1:
+            return [("Open the page", self.url)]
+        named = [(f"{n.rule} in {n.alert.project}/{n.alert.run}", self.url_of(n) or "") for n in self.shown]
+        return named + ([("all runs", f"{self.base_url}/#/")] if len(named) < len(self.notices) else [])
+
     def url_of(self, notice: Notice) -> str | None:
         """The page of the run, at the cause."""
         place = f"?{notice.place}" if notice.place else ""

@@ -169,6 +169,29 @@ class TestALink:
         assert json.loads(as_webhook(message, receiver(Webhook)).body)["url"] == link
         assert f"\n{link}\n" in as_mail(message, TestMail.whom).get_content()
 
+    def test_is_there_for_each_incident_of_a_message_on_every_channel(self, make_incident):
+        incidents = [make_incident(alert_id=str(n), run=f"<{n}>", run_id=f"r{n}") for n in range(MAX_SHOWN + 1)]
+        message = about(*incidents)
+        first, last = f"{BASE_URL}/#/run/r0?step=100&attempt=1", f"{BASE_URL}/#/"
+        assert len(message.links) == MAX_SHOWN + 1
+        (attachment,) = json.loads(as_slack(message, receiver(Slack)).body)["attachments"]
+        links = attachment["blocks"][2]["text"]["text"].split("\n")
+        rule = "attention-entropy-collapse"
+        assert (links[0], links[-1]) == (f"<{first}|{rule} in pretrain/&lt;0&gt;>", f"<{last}|all runs>")
+        (embed,) = json.loads(as_discord(message, receiver(Discord)).body)["embeds"]
+        assert f"\n[{rule} in pretrain/\\<0\\>]({first})\n" in embed["description"]
+        assert embed["description"].endswith(f"\n[all runs]({last})")
+        mail = as_mail(message, TestMail.whom).get_content()
+        assert f"\n{rule} in pretrain/<0>: {first}\n" in mail
+        assert about(*incidents, base_url=None).links == []
+
+    def test_is_left_out_of_slack_if_it_does_not_fit(self, make_incident):
+        incidents = [make_incident(alert_id=str(n), run=f"run-{n}", run_id=f"r{n}") for n in range(MAX_SHOWN)]
+        message = about(*incidents, base_url=f"{BASE_URL}/{'x' * 300}")
+        (attachment,) = json.loads(as_slack(message, receiver(Slack)).body)["attachments"]
+        *_, last = attachment["blocks"][2]["text"]["text"].split("\n")
+        assert last.endswith("in pretrain/run-6>")
+
 
 class TestAMessageOfAnEndWhoseBeginningWasNotTold:
     """The first, and the only one, about this alert."""
