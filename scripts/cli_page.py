@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 import typer
 
 from tsemon.tools.cli import BRING, SERVE, TRAIN, app
-from tsemon_client.commands.options import LOOK
+from tsemon_client.commands.options import ANSWER, LOOK
 
 PAGE = Path(__file__).parent.parent / "docs/cli.md"
-PANELS = (LOOK, TRAIN, BRING, SERVE)
+PANELS = (LOOK, ANSWER, TRAIN, BRING, SERVE)
 MORE = {
     "runs": "[Run status](liveness.md)",
     "series": "[Metrics](measures.md)",
     "incidents": "[Incidents](incidents.md)",
     "sub-step": "[The sub-step](incidents.md#the-sub-step)",
     "alerts": "[Built-in rules](alerts.md)",
+    "acknowledge": "[Notifications](notifications.md#delivery)",
+    "silence": "[Notifications](notifications.md#delivery)",
     "tail": "[Watch in a terminal](quickstart.md#watch-in-a-terminal)",
     "replay": "[Replaying](replay.md)",
     "demo": "[Quickstart](quickstart.md)",

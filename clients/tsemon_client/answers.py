@@ -74,9 +74,9 @@ def accept(url: str, outcome: httpx.Response | httpx.RequestError) -> httpx.Resp
 
 
 def read(url: str, model: type[T], response: httpx.Response, context: object) -> T:
-    """An answer as a `model`; records remember the context."""
+    """An answer as a `model`; records remember the context. No content is a record without fields."""
     try:
-        return model.model_validate_json(response.content, context=context)
+        return model.model_validate_json(response.content or b"{}", context=context)
     except ValidationError as error:
         raise not_ours(url, response) from error
 

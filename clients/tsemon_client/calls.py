@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, cast
 from urllib.parse import quote
@@ -14,7 +15,7 @@ from urllib.parse import quote
 from pydantic import Field
 
 from tsemon import errors
-from tsemon_answers.alerts import Alert, AlertPage, AlertsQuery
+from tsemon_answers.alerts import Alert, AlertPage, AlertsQuery, Silence, Silences
 from tsemon_answers.events import EventKind, EventsQuery
 from tsemon_answers.incidents import Incident, IncidentDetail, IncidentPage, IncidentsQuery, SubStepQuery, Within
 from tsemon_answers.record import Query, Record
@@ -199,6 +200,39 @@ def _user() -> str:
         ) from error
 
 
+@checked
+def _silences(project: str | None = None) -> Talk[Records[Silence]]:
+    """Active silences, the first to end first; with `project`, only silences of this project."""
+    return ask_list(Request("/silences", Silences, _of(project)), "silences", Silence)
+
+
+@checked
+def _silence(
+    *,
+    until: datetime,
+    rule: str | None = None,
+    run: str | None = None,
+    project: str | None = None,
+    family: str | None = None,
+    reason: str = "",
+    by: str | None = None,
+) -> Talk[Silence]:
+    """Stop messages about alerts that match all given names, at least one, until a time with a zone.
+
+    In the name of the `run`, * stands for any characters and ? for one. `by` is recorded, by default the name of the current
+    user. Returns the silence. Raises InvalidArgument if nothing is named, Forbidden if the token is for reading only.
+    """
+    named = {"rule": rule, "run": run, "project": project, "family": family}
+    body = named | {"until": until.isoformat(), "created_by": by or _user(), "reason": reason}
+    return ask(Request("/silences", Silence, method="POST", body=body, is_idempotent=False))
+
+
+@checked
+def _end_silence(silence_id: str) -> Talk[None]:
+    """End a silence before its time. Raises UnknownSilence, Forbidden if the token is for reading only."""
+    yield Request(path_of("silences", silence_id), Record, method="DELETE")
+
+
 def _rules(project: str | None = None) -> Talk[Records[RuleVersion]]:
     """The active version of each rule, by name, including disabled ones. A `project` can have its own."""
     return ask_list(Request("/rules", Rules, _of(project)), "rules", RuleVersion)
@@ -293,6 +327,9 @@ class Calls:
     alerts = lists(made_of(_AllAlerts, _alerts))
     alert = asks(_alert)
     acknowledge = asks(_acknowledge)
+    silences = asks(_silences)
+    silence = asks(_silence)
+    end_silence = asks(_end_silence)
     incidents = lists(made_of(_AllIncidents, _incidents))
     incident = asks(_incident)
     sub_step = asks(_of_run("sub-step", SubStepQuery, Within))

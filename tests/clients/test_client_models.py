@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from datetime import UTC, datetime
 from typing import get_args
 
 import pytest
@@ -115,6 +116,9 @@ class TestACall:
             ("alerts", {"state": "firing", "run_id": "ID", "since": "2026-01-31T12:00:00Z", "at_end": True}),
             ("alert", {"alert_id": "ID"}),
             ("acknowledge", {"alert_id": "ID", "by": "ann"}),
+            ("silences", {"project": "p"}),
+            ("silence", {"until": datetime(2100, 1, 1, tzinfo=UTC), "by": "ann"}),
+            ("end_silence", {"silence_id": "ID"}),
             (
                 "incidents",
                 {"state": "open", "run_id": "ID", "attempt": 1, "family": "tse", "since": "2026-01-31T12:00:00Z"},
@@ -140,7 +144,18 @@ class TestACall:
         route = document["paths"][path][request.method.lower()]
         known = {parameter["name"] for parameter in route.get("parameters", []) if parameter["in"] == "query"}
         assert set(request.params) <= known
-        elsewhere = {"run_id", "alert_id", "incident_id", "path", "name", "by", "definition", "rules"}
+        elsewhere = {
+            "run_id",
+            "alert_id",
+            "incident_id",
+            "silence_id",
+            "until",
+            "path",
+            "name",
+            "by",
+            "definition",
+            "rules",
+        }
         assert len(request.params) >= len(arguments.keys() - elsewhere)
 
     def test_is_among_these(self):

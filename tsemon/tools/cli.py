@@ -17,7 +17,7 @@ import typer
 import tsemon
 from tsemon.errors import InvalidArgument, MissingPackage, one_of
 from tsemon.terminal import Column, examples, print_json, print_table, progress_bar, say
-from tsemon_client.commands import alerts, incidents, runs, series, sub_step, tail
+from tsemon_client.commands import alerts, incidents, runs, series, silence, sub_step, tail
 from tsemon_client.commands.completion import complete_run
 from tsemon_client.commands.options import DEFAULT_SERVER, LOOK, Server
 from tsemon_server import admin, rule_commands
@@ -549,7 +549,7 @@ def _requiring(*packages: str) -> Callable[[], None]:
     return lambda: _require(*packages, extra="server")
 
 
-for known in (runs, series, incidents, sub_step, alerts, tail):
+for known in (runs, series, incidents, sub_step, alerts, tail, silence):
     app.add_typer(known.app)
 for name, commands, needed in (
     ("admin", admin.app, ("sqlalchemy", "alembic", "numpy", "zstandard")),

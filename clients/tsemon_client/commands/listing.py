@@ -82,12 +82,17 @@ def remark_on_project(client: Client, project: str | None) -> bool:
     return has_none
 
 
+def duration_of(text: str) -> timedelta | None:
+    """Return how long `30m`, `2h` or `7d` is; None for other texts."""
+    found = re.fullmatch(r"(\d{1,6}) ?([smhdw])", text.strip())
+    return timedelta(**{UNITS[found[2]]: int(found[1])}) if found else None
+
+
 def time_of(text: str) -> str:
     """An ISO time with its zone. `30m` is so long ago; a time without a zone is UTC. Raises InvalidArgument."""
-    ago = re.fullmatch(r"(\d{1,6}) ?([smhdw])", text.strip())
     try:
-        if ago:
-            return (datetime.now(UTC) - timedelta(**{UNITS[ago[2]]: int(ago[1])})).isoformat()
+        if (ago := duration_of(text)) is not None:
+            return (datetime.now(UTC) - ago).isoformat()
         time = datetime.fromisoformat(text.strip())
     except (ValueError, OverflowError):
         raise InvalidArgument(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tsemon_client import Client
 
 
-LOOK = "Look"
+LOOK, ANSWER = "Look", "Answer alerts"
 """Where the help shows these commands."""
 DEFAULT_SERVER = "http://127.0.0.1:8731"
 
