@@ -22,6 +22,8 @@ STEPS = ("_step", "step", "Step", "global_step", "trainer/global_step", "train/g
 TIMES = ("_timestamp", "timestamp", "time", "Wall time")
 """Columns of the time, in seconds since 1970."""
 _NO_METRICS = {"_runtime", "_wandb", "_gitversion"}
+_OF_EXPORT = {"run_id", "writer", "seq", "metric", "layer", "head", "value"}
+"""Columns of `GET /runs/{run_id}/export`."""
 _LARGEST_JSON = 2**28
 _LARGEST_FIELD = 2**28
 """Of a CSV. Python's own limit, 128 KiB, is less than a picture in a cell has."""
@@ -50,6 +52,11 @@ def _runs_in(file: Path, below: Path, step_column: str | None) -> Iterator[Sourc
     columns = log.columns()
     if columns is None:
         raise InvalidArgument(f"{file} has no rows")
+    if {*columns} >= _OF_EXPORT:
+        raise InvalidArgument(
+            f"{file} is an export of tsemon with a row for each value; a table has a row for each step. To move runs to "
+            "another server, use `tsemon admin backup` and `tsemon admin restore`"
+        )
     if not log.step_of(columns):
         missing = f"for the step (one of {', '.join(STEPS)}); --step-column names it"
         if step_column is not None:

@@ -21,6 +21,7 @@ from tsemon.tools.importing import command, tables, work
 from tsemon.tools.importing.naming import Naming
 from tsemon.tools.importing.source import Notes
 from tsemon.transport import Spool, find_spools, sync
+from tsemon_client import Client
 
 
 @pytest.fixture(scope="module")
@@ -449,6 +450,18 @@ class TestJson:
         ]
         assert document["runs"][0]["into"] == service.url
         assert "b.csv has no column for the step" in document["damages"][0]
+
+
+class TestAnExportOfTsemon:
+    @pytest.mark.parametrize("ending", ["csv", "parquet"])
+    def test_is_refused_because_it_has_a_row_for_each_value(self, tmp_path, bring, stored, service, project, ending):
+        (tmp_path / "a.csv").write_text("step,loss\n0,1\n1,2\n")
+        bring(tmp_path / "a.csv")
+        with Client(service.url) as client:
+            export = client.export(stored.run("a")["run_id"], tmp_path / f"b.{ending}")
+        err = bring(export, is_whole=False)
+        assert f"b.{ending} is an export of tsemon with a row for each value" in err
+        assert "tsemon admin backup" in err
 
 
 class TestASourceWithoutRuns:
