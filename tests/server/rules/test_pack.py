@@ -695,6 +695,38 @@ class TestTheNormOfOneBlock:
         assert names(blocks_of(lambda step: [10, 10, 10 * 10 ** (0.0008 * step), 10, 10, 10], steps)) == set()
 
 
+def states_of(size, steps):
+    """Hidden states whose largest layer has this root mean square."""
+    for step in steps:
+        yield View(step, {}, {"hidden_rms": np.array([0.03, 0.02 * size(step), 0.03 * size(step)], np.float32)})
+
+
+class TestHiddenStates:
+    RULE = tuple(rule for rule in PACK if rule.name == "hidden-state-blow-up")
+
+    @at_each_cadence
+    @pytest.mark.parametrize(
+        "size",
+        [lambda step: 100.0 if step > 1010 else 1.0, lambda step: 10 ** (0.005 * step)],
+        ids=["at once", "exponentially"],
+    )
+    def test_that_grow_fast_are_told(self, size, steps):
+        ((_, step),) = fired(states_of(size, steps), self.RULE)
+        first = first_after(1011 if size(0) == size(100) else 357, steps)
+        assert step <= [*steps][[*steps].index(first) + 3]
+
+    @at_each_cadence
+    @pytest.mark.parametrize(
+        "size",
+        [lambda step: 1 + 100 * step / 2000, lambda step: 1 + 8 * step**0.5, lambda step: 10 ** (0.001 * step)],
+        ids=["linearly", "as the square root of steps", "exponentially"],
+    )
+    def test_that_grow_slowly_are_not_told(self, size, steps):
+        """As in a healthy GPT-2: they become 60 times as large in 6,000 steps."""
+        assert size(2999) > 60
+        assert fired(states_of(size, steps), self.RULE) == []
+
+
 def blocks_told(views, name):
     evaluator = Evaluator(PACK)
     state = evaluator.start()
