@@ -553,6 +553,8 @@ class Monitor:
             self._faults.guard(self._shared_signs.finish, until)
         self._mark()  # the wait for the server is over, and the cost in hooks is counted
         self._tell_alerts()
+        if self._relay is not None:
+            self._tell_alone(self._relay)
 
     def __enter__(self) -> Monitor:
         return self
@@ -742,13 +744,17 @@ class Monitor:
             self._handle(changed)
 
     def _go_on_alone(self, relay: Relay) -> None:
-        """No rank can be told of an alert any more, and what changes the training of one alone would make others wait."""
-        self._relay = None
+        """No rank can be told of an alert any more."""
         if self._on_alert or self._on_incident:
             self._faults.warn(
                 "the ranks of process_group are no longer in step: from here on rank 0 alone calls the functions of "
                 "on_alert and on_incident, and actions are not done on any rank"
             )
+        self._tell_alone(relay)
+
+    def _tell_alone(self, relay: Relay) -> None:
+        """Call functions of this rank alone. Actions are not done: one that changes the training would make others wait."""
+        self._relay = None
         self._on_alert, self._on_incident = (
             [handler for handler in handlers if not handler.is_action]
             for handlers in (self._on_alert, self._on_incident)

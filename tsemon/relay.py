@@ -33,7 +33,7 @@ FIELDS = (
 
 
 class Relay:
-    """One process's end. Rank 0 sends one change of an alert a sample; every rank, it too, receives the same.
+    """One process's end. Rank 0 sends one change a sample, incidents first; every rank, it too, receives the same.
 
     What went into a sample that was lost goes into the next one.
     """
@@ -44,7 +44,9 @@ class Relay:
 
     def put(self, changed: Alert | Incident) -> None:
         """Send this one in a coming sample. Raises InvalidArgument for one that is too long."""
-        self._waiting.append((changed, _to_numbers(changed)))
+        is_first = isinstance(changed, Incident)  # it may have many alerts
+        place = sum(isinstance(one, Incident) for one, _ in self._waiting) if is_first else len(self._waiting)
+        self._waiting.insert(place, (changed, _to_numbers(changed)))
 
     def next_numbers(self) -> list[float]:
         """What this process adds to the collective: numbers >= 0, all of them 0 where it has nothing to say."""

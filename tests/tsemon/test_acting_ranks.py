@@ -59,8 +59,12 @@ class TestRanksThatTrainTogether:
 
     def test_are_told_of_an_incident_at_the_same_step(self, trained):
         (first, second), _ = trained
-        assert [note[:2] + note[3:] for note in first["incidents"]] == [["1", "open", ["1"]]]
-        assert first["incidents"] == second["incidents"]
+        assert [note[:2] + note[3:] for note in second["incidents"]] == [["1", "open", ["1"]]]
+        assert first["incidents"][:1] == second["incidents"]
+
+    def test_are_not_told_of_what_comes_after_the_last_sample_but_on_rank_0(self, trained):
+        (first, _), _ = trained
+        assert [note[:2] + note[3:] for note in first["incidents"][1:]] == [["1", "ended", []]]
 
     def test_have_its_evidence_on_rank_0_alone(self, trained):
         (first, second), _ = trained

@@ -41,10 +41,18 @@ class TestRelay:
     def test_brings_an_incident_without_its_advice(self):
         sender, receiver = Relay(), Relay()
         opened = Incident.from_json(incident_as_json(blocks=[0, 3], advice={"text": "rest"}))
-        sender.put(alert("1"))
         sender.put(opened)
-        assert heard(sender, receiver, sender.next_numbers())[0] == alert("1")
         assert heard(sender, receiver, sender.next_numbers()) == (opened, dataclasses.replace(opened, advice={}))
+
+    def test_brings_incidents_before_alerts(self):
+        sender, receiver = Relay(), Relay()
+        opened, changed = (
+            Incident.from_json(incident_as_json(blocks=[0, 3], advice={}, rule=rule)) for rule in ("a", "b")
+        )
+        for each in (alert("1"), opened, alert("2"), changed):
+            sender.put(each)
+        told = [heard(sender, receiver, sender.next_numbers())[0] for _ in range(4)]
+        assert told == [opened, changed, alert("1"), alert("2")]
 
     def test_sends_nothing_where_there_is_nothing_to_say(self):
         assert Relay().next_numbers() == NOTHING
