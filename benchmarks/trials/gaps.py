@@ -30,8 +30,8 @@ def judged_at(gap: int, trials: Sequence[Trial], folder: Path) -> list[Verdict]:
 
     `input_overlap` compares batches over several recorded gaps. Here it is the lowest value in these gaps, which is exact
     if the loader is stuck. `norm_growth_exponent` and `norm_growth_r2` come from all recorded samples; their rule needs
-    20 samples, and no run has 20 samples at a gap of 50 steps. The frame of `close()`, which only the default cadence
-    sends, is the last recorded frame. A second attempt continues the first attempt.
+    20 samples, and no run has 20 samples at a gap of 50 steps. The frame of `close()` is the last
+    recorded frame. A second attempt continues the first attempt.
     """
     with tempfile.TemporaryDirectory(prefix="tsemon-") as name:
         for trial in trials:

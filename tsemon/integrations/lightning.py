@@ -38,16 +38,18 @@ class TsemonCallback(Callback):
         self._global_step = 0
         self._num_steps = math.nan
         self._saved: object = None
-        """The monitor's state in the checkpoint that the training resumes at."""
+        """The monitor's state in the checkpoint that the next training resumes at."""
         self._at_end: dict[str, Any] | None = None
-        """The same at the end of the training. A monitor that is closed has no losses."""
+        """The same at the end of the last training. A monitor that is closed has no losses."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._global_step = trainer.global_step
+        goes_on = trainer.global_step == self._global_step  # or the last training was another one, from another step
+        saved = self._saved or (self._at_end if goes_on else None)
+        self._saved, self._global_step = None, trainer.global_step
         if trainer.is_global_zero or "process_group" in self.options:
             options: dict[str, Any] = {"resume": trainer.global_step or None} | self.options
             self.monitor = tsemon.attach(pl_module, trainer.optimizers, **options)
-            continue_from(self.monitor, self._saved)
+            continue_from(self.monitor, saved)
             self._num_steps, self._at_end = math.nan, None
             with contextlib.suppress(Exception):  # Lightning raises if the number of batches a step changes on the way
                 self._num_steps = trainer.estimated_stepping_batches

@@ -226,6 +226,27 @@ class TestATrainingThatGoesOnFromACheckpoint:
             first = recorded(tmp_path / name).frames[0]["scalars"]
             assert first["loss_recent"] != first["loss"]
 
+    def test_is_remembered_from_one_fit_to_the_next_of_its_trainer(self, fit, tmp_path):
+        watching = callback(tmp_path / "first")
+        trainer = (module := fit(watching)).trainer
+        trainer.fit_loop.max_epochs, watching.options["spool_dir"] = 4, tmp_path / "second"
+        trainer.fit(module, trainer.train_dataloader)
+        run = recorded(tmp_path / "second")
+        assert (run.resume_step, run.steps) == (6, [6, 7, 8, 9, 10, 11])
+        first = run.frames[0]["scalars"]
+        assert first["loss_recent"] != first["loss"]
+
+    def test_is_forgotten_in_a_fit_from_the_start(self, fit, tmp_path):
+        saving = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=4, filename="{step}")
+        fit(callback(tmp_path / "first"), also=[saving], enable_checkpointing=True)
+        watching = callback(tmp_path / "second")
+        fit(watching, resume=tmp_path / "step=4.ckpt")
+        watching.options["spool_dir"] = tmp_path / "third"
+        fit(watching)
+        run = recorded(tmp_path / "third")
+        first = run.frames[0]["scalars"]
+        assert (run.resume_step, first["loss_recent"]) == (None, first["loss"])
+
     def test_goes_on_if_what_was_saved_is_broken(self, fit, tmp_path, caplog):
         watching = callback(tmp_path / "run", resume=4)
         watching.load_state_dict({"monitor": {"project": "default", "run": "r", "step": 4, "losses": {"first": 3}}})
