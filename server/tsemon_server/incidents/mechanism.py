@@ -2,8 +2,11 @@
 
 Each sub-step has signs: numbers that leave the range of an earlier healthy frame, or of the other blocks. The size of a sign
 is the logarithm of the factor. The earliest block with a sign at least 0.6 times the largest one is the cause: the states
-that a later block gets are not healthy. Within the block, the order is the order of SIGNS: a norm's gain depends on no other
-sub-step, and a residual that is scaled down makes the other sub-steps look large.
+that a later block gets are not healthy. If the past of a block is unknown, it is compared with the other blocks. As healthy
+blocks differ, too, such a sign counts only in the blocks of the incident, or if it is the largest.
+
+Within the block, the order is the order of SIGNS: a norm's gain depends on no other sub-step, and a residual that is scaled
+down makes the other sub-steps look large.
 
 Axes: N blocks, E entries of hidden states (N and one for each stack), H heads.
 """
@@ -134,10 +137,15 @@ def mechanism_of(
     allowed_N[max(0, first - SLACK) : last + 1] = True
     size_SN = np.stack([np.where(allowed_N, sign.size_N, 0.0) for sign in signs])
     largest = size_SN.max()
+    if healthy is not None:
+        is_own_SN = np.stack([_has_past(sign, healthy) for sign in signs])
+        is_own_SN[:, first : last + 1] |= blocks is not None
+        size_SN = np.where(is_own_SN | (size_SN >= largest), size_SN, 0.0)
     if largest < DECISIVE:
         head = None if blocks is None or not rule.startswith("attention-") else head_of(newest.heads, first)
         told = f" In {newest.name_of(first)}, {of_head}." if (of_head := _of_head(head, first, newest)) else ""
-        return Mechanism(head=head, text=_undecided(newest, healthy, math.exp(largest), first, num_blocks) + told)
+        of_block = None if blocks is None else first
+        return Mechanism(head=head, text=_undecided(newest, healthy, math.exp(largest), of_block, num_blocks) + told)
     enough = max(DECISIVE, EARLY * largest)
     block = int(np.argmax(size_SN.max(axis=0) >= enough))
     sign = next(sign for sign, size_N in zip(signs, size_SN, strict=True) if size_N[block] >= enough)
@@ -361,7 +369,8 @@ def _told(sign: _Sign, block: int, newest: Arrays, healthy: Arrays | None) -> Me
         usual = sign.of(_usual(sign.metric, newest, healthy, num_blocks))[block]
     factor = value / usual
     head = head_of(newest.heads, block) if sign.sub_step == "attention" else None
-    compared = "the other blocks" if healthy is None or not _is_before(sign, block, healthy) else _named(healthy, sign)
+    has_past = healthy is not None and _has_past(sign, healthy)[block]
+    compared = "the other blocks" if healthy is None or not has_past else _named(healthy, sign)
     numbers = {"value": _number(value), "factor": _number(factor), "usual": _number(usual)}
     says = sign.says.format(**numbers, compared=compared) + ("" if "{compared}" in sign.says else f" of {compared}")
     of_head = _of_head(head, block, newest)
@@ -382,9 +391,9 @@ def _named(healthy: Arrays, sign: _Sign) -> str:
     return "the sample before training" if healthy.step_of(sign.metric) == 0 else "the healthy sample"
 
 
-def _is_before(sign: _Sign, block: int, healthy: Arrays) -> bool:
-    before = _known(healthy, sign.metric)
-    return before is not None and len(before) == len(sign.size_N) and bool(np.isfinite(before[block]))
+def _has_past(sign: _Sign, healthy: Arrays) -> NDArray[np.bool_]:
+    """Whether the healthy frame has the value of each block."""
+    return np.isfinite(_padded(healthy, sign.metric, len(sign.size_N)))
 
 
 def _effect(sub_step: SubStep, block: int, num_blocks: int, newest: Arrays, healthy: Arrays | None) -> str:
@@ -515,7 +524,7 @@ def _of_head(head: int | None, block: int, newest: Arrays) -> str:
     return ""
 
 
-def _undecided(newest: Arrays, healthy: Arrays | None, factor: float, block: int, num_blocks: int) -> str:
+def _undecided(newest: Arrays, healthy: Arrays | None, factor: float, block: int | None, num_blocks: int) -> str:
     if _known(newest, "attention_gain") is None and _known(newest, "feedforward_gain") is None:
         return "The sub-step is unknown: the frame lacks the metrics of sub-steps, which come with the slow tier."
     reference = (
@@ -527,6 +536,8 @@ def _undecided(newest: Arrays, healthy: Arrays | None, factor: float, block: int
         f"The sub-step is unknown: no block stands out, as the largest difference from {reference} is a factor of "
         f"{_number(factor)}."
     )
+    if block is None:
+        return text
     why = _Smoothing.of(block, num_blocks, newest, healthy)
     is_told = why.is_known and healthy is not None and (why.is_by_weights or why.is_by_inputs)
     return text + (f" In {newest.name_of(block)}, attention {why.text()}." if is_told else "")

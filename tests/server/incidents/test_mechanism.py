@@ -127,6 +127,18 @@ class TestMechanism:
         assert found.block == 6
         assert "times the 0.3 of the healthy sample" in found.text
 
+    def test_is_not_a_block_that_may_have_been_so_before(self):
+        newest = arrays(attention_gain={1: 0.9}, max_attention_logit={3: 60.0})
+        found = found_in(newest, blocks=(3, 3), healthy=arrays(attention_gain=None))
+        assert (found.block, found.metric) == (3, "max_attention_logit")
+        assert found_in(newest, healthy=arrays(attention_gain=None)).block == 3
+
+    def test_may_be_such_a_block_if_the_alert_saw_it_or_nothing_is_larger(self):
+        newest = arrays(attention_gain={1: 0.9}, max_attention_logit={3: 60.0})
+        assert found_in(newest, blocks=(1, 3), healthy=arrays(attention_gain=None)).block == 1
+        newest = arrays(attention_gain={1: 3.0}, max_attention_logit={3: 60.0})
+        assert found_in(newest, blocks=(3, 3), healthy=arrays(attention_gain=None)).block == 1
+
     def test_is_none_if_all_blocks_changed_alike(self):
         newest = arrays(attention_gain=dict.fromkeys(range(8), 3.0), residual_gain=dict.fromkeys(range(8), 3.2))
         found = found_in(newest, healthy=arrays())
@@ -237,6 +249,10 @@ class TestWhyAttentionSmooths:
     def test_is_not_told_without_an_escalation_rate(self):
         found = found_in(arrays(attention_gain={4: 3.0}, escalation_rate=None))
         assert found.text.endswith("times the 0.3 of the other blocks.")
+
+    def test_is_told_of_no_block_if_none_stands_out_and_the_alert_names_none(self):
+        similar = {"token_similarity": dict.fromkeys(range(9), 0.98), "escalation_rate": dict.fromkeys(range(8), 1.9)}
+        assert ". In " not in found_in(arrays(**similar), healthy=arrays()).text
 
     def test_is_told_of_the_first_block_if_no_block_stands_out(self):
         similar = {"token_similarity": dict.fromkeys(range(9), 0.98), "escalation_rate": dict.fromkeys(range(8), 1.9)}
