@@ -87,7 +87,7 @@ def _about(message: Message, notice: Notice) -> dict[str, Any]:
     alert = notice.alert
     return {
         "incident_id": alert.incident_id,
-        "alert_id": alert.alert_id,
+        "alert_id": alert.cause_id if isinstance(alert, NoticedIncident) else alert.alert_id,
         "state": notice.kind,
         "rule": alert.rule,
         "family": alert.family,

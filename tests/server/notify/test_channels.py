@@ -39,7 +39,7 @@ def many(make_alert):
 def make_incident(make_alert):
     def make(**fields):
         known = {"incident_id": "4", "blocks": (3, 5), "where": "blocks 3 to 5", "left_step": 100}
-        known |= {"settles_step": None, "also_fired": []}
+        known |= {"settles_step": None, "also_fired": [], "cause_id": "9"}
         known["labels"] = {"rule": "attention-entropy-collapse", "family": "entropy", "severity": "critical"}
         return NoticedIncident.model_validate(make_alert().model_dump() | known | fields)
 

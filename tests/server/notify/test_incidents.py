@@ -24,6 +24,11 @@ WITHOUT_A_LOSS = """
 rules:
   - {name: high, when: scalar("mine") > 10 for 1 sample, clear: scalar("mine") < 5 for 1 sample, severity: warning}
 """
+TWO_CAUSES = load("""
+rules:
+  - {name: loss-spike, family: loss, when: loss > 10 for 2 samples, severity: warning}
+  - {name: dead-units, family: dead, when: loss > 100 for 2 samples, severity: warning}
+""")
 HIGH, VERY_HIGH = [20.0, 20.0], [200.0, 200.0]
 
 
@@ -70,9 +75,9 @@ class Told:
 def listening(configure, http, clock, database, running):
     """Starts to tell a webhook of the incidents of a server."""
 
-    def listening(api, *settings, kind="webhook", where=f"url: '{http.url}'"):
+    def listening(api, *settings, kind="webhook", where=f"url: '{http.url}'", group_wait="0s"):
         receiver = f"{{name: hook, type: {kind}, {where}, allow_private: true, max_per_minute: 600}}"
-        text = "\n".join(["base_url: http://gpu1:8731", "group_wait: 0s", "group_interval: 0s", *settings])
+        text = "\n".join(["base_url: http://gpu1:8731", f"group_wait: {group_wait}", "group_interval: 0s", *settings])
         configuration = configure(f"{text}\nreceivers: [{receiver}]")
         notifier = Notifier(api.parts.store, configuration, clock, pause_s=0.005, first_retry_s=0.01)
         notifier.start()
@@ -204,6 +209,20 @@ class TestAnIncident:
         told.settle(60)
         send(api, run_id, [20], from_step=5)
         assert told.settle(3600) == [("firing", "high-loss")]
+
+    def test_is_told_by_the_cause_that_it_has_when_the_first_message_goes(self, serve, listening):
+        api = serve(TWO_CAUSES)
+        told, run_id = listening(api, group_wait="60s"), api.register()
+        send(api, run_id, [1, *HIGH])
+        told.settle()
+        send(api, run_id, VERY_HIGH, from_step=3)
+        assert told.settle(61) == [("firing", "dead-units")]
+        first = told.http.requests[0].json
+        assert first["title"] == "dead-units fires in default/gpt at step 2"
+        assert api.get(f"/alerts/{first['alert_id']}")["rule"] == "dead-units"
+        end(api, run_id)
+        assert told.settle(61)[1:] == [("resolved", "dead-units")]
+        assert told.http.requests[1].json["title"].startswith("dead-units ")
 
     def test_is_told_when_it_has_recovered_with_what_else_fired(self, api, listening):
         told, run_id = listening(api), api.register()

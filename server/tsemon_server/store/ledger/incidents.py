@@ -65,6 +65,8 @@ class NoticedIncident(Alert):
     """Rules of its alerts besides the rule of the cause."""
     labels: dict[str, str]
     """Rule, family and severity in the first message to the receiver."""
+    cause_id: str
+    """Id of the alert of the cause. `alert_id` is the first alert, which stays the same."""
 
 
 class OpenIncident(NamedTuple):
@@ -306,6 +308,7 @@ def _told(row: Row[Any], cause: Alert, alerts: Sequence[Row[Any]]) -> NoticedInc
         "settles_step": None if row.is_settled or row.state != "open" else row.settles_step,
         "also_fired": [rule for rule in rules if rule != row.rule],
         "labels": {name: own[name] for name in ("rule", "family", "severity")},
+        "cause_id": cause.alert_id,
     }
     return NoticedIncident.model_validate(cause.model_dump() | own | seen)
 

@@ -263,6 +263,8 @@ class _Routing:
             last = told.get(plan.receiver)
             if last is not None and last.kind == "resolved" and last.status == "waiting" and not last.attempts:
                 self._take_back(last)
+            elif last is not None and last.kind == "firing" and last.status == "waiting" and not last.attempts:
+                self._set(last, labels=_labels(alert))  # the cause may be another one by now
             elif last is None or self._is_news(alert, last, plan):
                 if last is not None and last.status == "waiting":
                     self._set(last, status="dropped", due_at=None)
