@@ -119,7 +119,8 @@ class Alert(Record):
     firing_step: int | None
     """Step at which the condition had held for long enough."""
     resolved_step: int | None
-    """Step at which the alert was over. A new attempt ends firing alerts at its first step, but never before they fired."""
+    """Step at which the alert was over. A new attempt ends alerts at its first step or, if they fired later, at the last
+    step of their own attempt."""
     resolved_reason: ResolvedReason | None = None
     """clear: the condition was over. Otherwise the alert was still firing: when a new attempt began, when the run ended,
     when its rule was disabled, or when somebody resolved it. Null while it is open, or if it ended before reasons were

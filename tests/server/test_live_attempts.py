@@ -152,6 +152,15 @@ class TestAnAttemptThatFellSilent:
         look(api, clock)
         assert alerts(api) == [(1, "resolved", "new attempt")]
 
+    def test_has_alerts_that_lasted_as_long_as_it_did(self, api, run_id, clock):
+        registered(api)  # hides all of the first attempt, which goes on for a while
+        send(api, run_id, [20] * 9)
+        clock.now += LEASE_S + HEARD_S + 1
+        send(api, run_id, [1], attempt=2)
+        look(api, clock)
+        (alert,) = api.get("/alerts")["alerts"]
+        assert (alert["resolved_reason"], alert["firing_step"] < 8, alert["resolved_step"]) == ("new attempt", True, 8)
+
     def test_does_not_keep_a_run_running_that_has_ended(self, api, run_id, clock):
         registered(api)
         end(api, run_id, 2)

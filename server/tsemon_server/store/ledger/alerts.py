@@ -438,5 +438,6 @@ _HIDDEN_FROM, _LAST_STEP = _hidden_from(tables.alert), last_step(tables.alert)
 def _over(step: ColumnElement[Any], reason: ResolvedReason) -> dict[str, Any]:
     """The values of alerts that end at `step` though they fire."""
     fired = _alert.firing_step
-    # Not before it fired: it was there, even if its frames are hidden now.
-    return {"resolved_step": case((fired >= step, fired), else_=step), "resolved_reason": reason}
+    # Not before it fired: it was there, even if its frames are hidden now, and lasted as long as its attempt.
+    last = case((fired >= _LAST_STEP, fired), else_=_LAST_STEP)
+    return {"resolved_step": case((fired >= step, last), else_=step), "resolved_reason": reason}
