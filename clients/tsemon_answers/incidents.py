@@ -11,7 +11,7 @@ from pydantic import Field
 
 from tsemon_answers import display
 from tsemon_answers.alerts import Moment, Severity
-from tsemon_answers.record import OfAttempt, Page, Query, Record
+from tsemon_answers.record import Index, OfAttempt, Page, Query, Record
 
 IncidentState = Literal["open", "recovered", "ended"]
 ConsequenceState = Literal["firing", "superseded", "resolved", "ended"]
@@ -63,7 +63,7 @@ class IncidentsQuery(Query):
     """Only incidents in this state."""
     run_id: Annotated[str | None, Field(alias="run")] = None
     """Only incidents of the run with this id; not a name."""
-    attempt: int | None = None
+    attempt: Index = None
     """Only incidents of this attempt."""
     project: str | None = None
     """Only incidents of runs of this project."""

@@ -159,6 +159,15 @@ class TestARun:
         assert "b/twin" in told
         assert run("runs", "b/twin")[0] == 0
 
+    def test_is_not_one_with_the_project_and_name_of_another(self, run, service):
+        run_id = register(service.url, "b/twin", "a")
+        try:
+            assert "b/twin" in run("runs", "b/twin").out.splitlines()[0]
+            assert json.loads(run("runs", "b/twin", "--json")[1])["project"] == "b"
+            assert json.loads(run("runs", "a/b/twin", "--json")[1])["run_id"] == run_id
+        finally:
+            httpx.delete(f"{service.url}{API}/runs/{run_id}").raise_for_status()
+
     @pytest.mark.parametrize(
         ("name", "hint"), [("gtp", "demo/gpt"), ("demo/gptt", "demo/gpt"), ("xyzzy", "the latest are")]
     )

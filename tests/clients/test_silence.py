@@ -71,6 +71,11 @@ class TestAcknowledge:
         assert (code, shown) == (2, "")
         assert what in told
 
+    def test_says_what_it_did_before_it_was_refused(self, run, alert_id):
+        code, shown, told = run("acknowledge", alert_id, "123456", "--by", "ann")
+        assert (code, shown.count("acknowledged by ann")) == (2, 1)
+        assert "no alert has the id '123456'" in told
+
     def test_refuses_an_incident_that_is_over(self, run, service, alert_id):
         httpx.post(f"{service.url}{API}/alerts/{alert_id}/resolve", json={"by": "ann"}).raise_for_status()
         (incident,) = json.loads(run("incidents", "--project", "brief", "--json").out)

@@ -275,6 +275,8 @@ class TestNumbers:
             "/compare?run={run}&metric=attention_entropy&layer=0&head={}",
             "/alerts/{}",
             "/alerts?since={}",
+            "/incidents?attempt={}",
+            "/incidents/{}",
         ):
             reply = api.http.get("/api/v1" + path.format(quote(number), run=run_id))
             assert reply.status_code in (200, 404, 422), (path, reply.text)

@@ -17,12 +17,12 @@ MAX_SHOWN = 5
 
 
 def find_run(client: Client, text: str) -> Run:
-    """The run of this name, project/name or id. Raises UnknownRun, which names those that may be meant."""
-    found = list(client.runs(run=text, limit=MAX_SHOWN + 1))
-    # Both may have a slash in them.
-    slashes = [index for index, char in enumerate(text) if char == "/"]
-    for index in slashes if not found else ():
+    """The run of this project/name, name or id. Raises UnknownRun, which names those that may be meant."""
+    found: list[Run] = []
+    # Both may have a slash in them. A run whose name is the project/name of another one has a project/name, too.
+    for index in (index for index, char in enumerate(text) if char == "/"):
         found += client.runs(project=text[:index], run=text[index + 1 :], limit=1)
+    found = found or list(client.runs(run=text, limit=MAX_SHOWN + 1))
     if len(found) == 1:
         return found[0]
     if found:

@@ -46,12 +46,15 @@ def acknowledge(
         raise InvalidArgument(f"expected ids of alerts or --incident, got {'both' if alerts else 'neither'}")
     with connect(server) as client:
         ids = alerts or _firing(client, incident or "")
-        found = [client.acknowledge(one, note=note, by=by) for one in ids]
+        found = []
+        for each in ids:
+            one = client.acknowledge(each, note=note, by=by)
+            found.append(one)
+            if not as_json:  # now, because the next one may be refused
+                what = f"alert {one.alert_id}, {one.rule} in {one.project}/{one.run}"
+                say(f"{what}: acknowledged by {one.acknowledged_by}")
     if as_json:
         print_json([one.model_dump(mode="json") for one in found])
-        return
-    for one in found:
-        say(f"alert {one.alert_id}, {one.rule} in {one.project}/{one.run}: acknowledged by {one.acknowledged_by}")
 
 
 def _firing(client: Client, incident: str) -> list[str]:
