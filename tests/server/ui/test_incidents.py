@@ -194,6 +194,15 @@ class TestTheCardOfAnIncident:
         expect(cards.last).to_contain_text("Since step 5; recovered at step 15")
         expect(cards.last).to_contain_text("The sub-step is unknown")
 
+    def test_of_an_earlier_attempt_that_is_live_names_the_attempt(self, page, service, failing):
+        open_run(page, failing)
+        card = card_of(page, "Tokens become the same")
+        expect(card).not_to_contain_text("attempt 1")
+        service.register("failing")
+        open_run(page, failing, "?metric=loss")
+        expect(card).to_contain_text("attempt 1")
+        expect(card).to_contain_text("open")
+
     def test_is_not_there_without_an_incident(self, page, service):
         run_id = service.register("healthy")
         send(service, run_id, [HEALTHY] * 4)

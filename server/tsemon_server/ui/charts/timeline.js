@@ -319,6 +319,7 @@ export class Timeline extends ZoomChart {
       silent: true,
       clip: true,
       renderItem: ({ coordSys }, api) => {
+        if (this.model.map === null) return null; // a new attempt has hidden it, and the chart still draws what was there before
         const toX = (step) => api.coord([step, 0])[0] - coordSys.x;
         const { x, y, width, height } = coordSys;
         return { type: "image", style: { image: this.#paint(coordSys, toX, colours), x, y, width, height }, silent: true };

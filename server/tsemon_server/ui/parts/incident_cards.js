@@ -36,9 +36,9 @@ export class Incidents {
     this.element = h("section", { class: "incidents stack tight", "aria-label": "Incidents", hidden: true }, this.current, this.earlierBox);
   }
 
-  /** `current` and `earlier` are incidents, `alerts` the known alerts by id, `details` their {within, sequences} by the ids of incidents, `isMapped(incident)` says whether the heat map can show it. */
-  show({ current, earlier, alerts, details, isMapped }) {
-    const itemOf = (incident) => ({ incident, ...this.#wordsOf(incident, alerts), details: details.get(incident.incident_id) ?? null, isMapped: isMapped(incident) });
+  /** `current` and `earlier` are incidents, `alerts` the known alerts by id, `details` their {within, sequences} by the ids of incidents, `attempt` the current one, `isMapped(incident)` says whether the heat map can show it. */
+  show({ current, earlier, alerts, details, attempt, isMapped }) {
+    const itemOf = (incident) => ({ incident, isOfAnother: incident.attempt !== attempt, ...this.#wordsOf(incident, alerts), details: details.get(incident.incident_id) ?? null, isMapped: isMapped(incident) });
     const make = (item) => this.#cardOf(item);
     const keyOf = ({ incident }) => incident.incident_id;
     keyed(this.current, current.map(itemOf), keyOf, make);
@@ -60,7 +60,7 @@ export class Incidents {
     };
   }
 
-  #cardOf({ incident, title, seen, place, details, also, isMapped }) {
+  #cardOf({ incident, isOfAnother, title, seen, place, details, also, isMapped }) {
     const { state, severity, advice } = incident;
     return h(
       "article",
@@ -70,6 +70,7 @@ export class Incidents {
         {},
         h("span", { class: `pill ${state}` }, state),
         h("span", { class: `severity ${severity}` }, severity),
+        isOfAnother && h("span", { class: "pill" }, `attempt ${incident.attempt}`),
         incident.acknowledged && h("span", { class: "pill" }, "acknowledged"),
         incident.silenced && h("span", { class: "pill", title: "A silence applies to all alerts of this incident that fire." }, "silenced"),
       ),

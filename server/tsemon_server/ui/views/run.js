@@ -154,12 +154,10 @@ export class RunView {
     this.metric = deciding ?? suggested;
   }
 
-  /** The incidents at the top: the open ones, the worst first, else the latest of the attempt that is shown. */
+  /** The incidents at the top: the open ones, of earlier attempts that are live, too, the worst first; else the latest of the attempt that is shown. */
   #currentOf(incidents, run) {
-    const attempt = this.attempt ?? run.attempt;
-    const shown = incidents.filter((one) => one.attempt === attempt);
-    const open = shown.filter(({ state }) => state === "open");
-    return open.length ? worstFirst(open) : shown.slice(0, 1);
+    const open = incidents.filter((one) => one.state === "open" && (this.attempt ?? one.attempt) === one.attempt);
+    return open.length ? worstFirst(open) : incidents.filter((one) => one.attempt === (this.attempt ?? run.attempt)).slice(0, 1);
   }
 
   /** The alerts of the causes by their ids; those that are over may not be among the newest alerts. */
@@ -359,7 +357,7 @@ export class RunView {
     const { incidents, causes, details } = this.#data;
     const current = this.#currentOf(incidents, run);
     const isOfAttempt = (one) => this.attempt === null || one.attempt === this.attempt;
-    this.incidents.show({ current, earlier: incidents.filter((one) => isOfAttempt(one) && !current.includes(one)), alerts: causes, details, run, isMapped: (incident) => this.#cellOf(incident).layer !== null });
+    this.incidents.show({ current, earlier: incidents.filter((one) => isOfAttempt(one) && !current.includes(one)), alerts: causes, details, attempt: run.attempt, isMapped: (incident) => this.#cellOf(incident).layer !== null });
   }
 
   #showChoices(layered) {
