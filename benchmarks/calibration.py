@@ -14,7 +14,7 @@ import argparse
 import copy
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -70,7 +70,7 @@ class Frames(NamedTuple):
     views: Iterable[View]
     problems: Sequence[str] = ()
 
-    def attempts(self) -> Iterator[Attempt]:
+    def attempts(self, own: Collection[str] = ()) -> Iterator[Attempt]:
         yield Attempt(0, iter(self.views))
 
 

@@ -14,7 +14,7 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +26,9 @@ MAX_BODY_BYTES = 16 * 2**20
 
 PACKED = "application/vnd.tsemon.frames"
 """The content type of a packed body of frames."""
+HISTORY = "history"
+"""Entry of `accepts` of servers that take rows of scalars."""
+
 PACKED_MAGIC = b"TSF1"
 """The first bytes of such a body."""
 
@@ -37,6 +40,9 @@ MAX_FRAMES = 4096
 
 MAX_SCALARS = 1000
 """Scalars in one frame, and arrays of each kind."""
+
+MAX_ROWS = 4096
+"""Rows of scalars in one body."""
 
 MAX_METRICS = 10_000
 """Metrics of one run by different names, all its frames together."""
@@ -176,6 +182,57 @@ def crc_of_place(seq: int, step: int, time: float, crc: int) -> int:
 _PLACE = struct.Struct("<qqd")
 
 
+class Rows(NamedTuple):
+    """Scalars of steps without a sample: rows of the same names, and one stream of rows per writer beside its frames."""
+
+    seq: int
+    """Position of the first row in the writer's stream of rows, from 0, without gaps unless rows were dropped."""
+    steps: Sequence[int]
+    times: Sequence[float]
+    """When each row was made, in seconds since 1970, UTC, by the writer's clock."""
+    scalars: Mapping[str, Sequence[float]]
+    """By name, a number per row."""
+
+    def to_json(self) -> str:
+        """The rows as a spool keeps them: one line of strict JSON, which `is_rows` tells from a frame."""
+        columns = {name: list(map(number_to_json, values)) for name, values in self.scalars.items()}
+        rows = {"seq": self.seq, "step": self.steps, "time": self.times, "scalars": columns}
+        return f"{_ROWS}{json.dumps(rows, separators=(',', ':'), allow_nan=False)}}}"
+
+    def frames(self) -> Iterator[Frame]:
+        """Each row as a frame without layers."""
+        for index, (step, time) in enumerate(zip(self.steps, self.times, strict=True)):
+            yield Frame(self.seq + index, step, time, {name: column[index] for name, column in self.scalars.items()})
+
+
+_ROWS = '{"history":'
+
+
+def is_rows(text: str) -> bool:
+    """Whether a spooled text is Rows, not a frame."""
+    return text.startswith(_ROWS)
+
+
+def weight_of(text: str) -> int:
+    """Bytes that a spooled text counts for in a batch of at most 4 MiB, in which there are at most MAX_ROWS rows."""
+    if not is_rows(text):
+        return len(text) + 1
+    num_rows = text.count(",", text.find("["), text.find("]")) + 1
+    return max(len(text), num_rows * 2**10)
+
+
+def parted(texts: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Split spooled texts into frames and rows. Rows lose their prefix."""
+    frames: list[str] = []
+    history: list[str] = []
+    for text in texts:
+        if is_rows(text):
+            history.append(text[len(_ROWS) : -1])
+        else:
+            frames.append(text)
+    return frames, history
+
+
 def number_to_json(value: float) -> float | str | None:
     """A float as strict JSON can carry it: NaN is null, the infinities are "Infinity" and "-Infinity"."""
     if math.isfinite(value):
@@ -187,10 +244,12 @@ def array_to_json(values: Array) -> dict[str, Any]:
     return {"shape": list(values.shape), "f32": base64.b64encode(values.data).decode("ascii")}
 
 
-def frames_to_body(writer: str, attempt: int, frames: Iterable[str]) -> bytes:
-    """The body of `POST /runs/{id}/frames` for frames that are JSON already, as the spool keeps them."""
+def frames_to_body(writer: str, attempt: int, texts: Iterable[str]) -> bytes:
+    """The body of `POST /runs/{id}/frames` for frames and rows that are JSON already, as the spool keeps them."""
     head = json.dumps({"writer": writer, "attempt": attempt}, separators=(",", ":"))
-    return f'{head[:-1]},"frames":[{",".join(frames)}]}}'.encode()
+    frames, history = parted(texts)
+    tail = f',"history":[{",".join(history)}]' if history else ""
+    return f'{head[:-1]},"frames":[{",".join(frames)}]{tail}}}'.encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import tsemon
 from tests.frames import frames_in
 from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
 from tsemon.transport.packing import pack_frames
-from tsemon.wire import MAX_BODY_BYTES, PACKED, Array, Frame, frames_to_body
+from tsemon.wire import HISTORY, MAX_BODY_BYTES, PACKED, Array, Frame, frames_to_body
 
 from .conftest import loss_frame, problem
 
@@ -107,7 +107,7 @@ class TestPackedFrames:
 
     def test_are_announced_in_the_reply_to_a_registration(self, api):
         reply = api.http.post("/api/v1/runs", json={"run": "new"}).json()
-        assert reply["accepts"] == ["application/json", PACKED]
+        assert reply["accepts"] == ["application/json", PACKED, HISTORY]
 
 
 def _plain(value):

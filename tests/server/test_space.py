@@ -89,6 +89,7 @@ class TestADeletedRun:
             counts.append(rows_of(api, run_id).get("frame", 0))
             store.purge(stop_after(2))
         assert counts == [1200, 200, 0]
+        store.purge()
         assert rows_of(api, run_id) == {}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tsemon.errors import SpoolError
 from tsemon.transport.spool import find_segments, parse_records, read_end_state, read_run
-from tsemon.wire import RunState
+from tsemon.wire import RunState, is_rows
 
 
 @dataclass(slots=True)
@@ -59,11 +59,17 @@ class SpoolReader:
                 self._is_living = not self._has_had_lock
         return self._is_living
 
-    def new_frames(self, max_frames: int = 256) -> Iterator[tuple[str, ...]]:
+    def new_frames(self) -> Iterator[tuple[str, ...]]:
         """The frames that came since, in order, some at a time. Those given count as read when more are asked for.
 
         Frames that a full spool has kept are given once more when it thins out.
         """
+        for texts in self.new_texts():
+            if frames := tuple(text for text in texts if not is_rows(text)):
+                yield frames
+
+    def new_texts(self, max_texts: int = 256) -> Iterator[tuple[str, ...]]:
+        """The same with the rows of scalars between them."""
         for number, size_bytes, inode in self._segments():
             tail = self._tails.setdefault(number, _Tail(inode=inode))
             if size_bytes == tail.size_bytes:  # asked first: some file systems change inodes for no reason
@@ -72,7 +78,7 @@ class SpoolReader:
                 tail = self._tails[number] = _Tail(inode=inode)
             start, data = tail.offset, self._read(number, tail.offset)
             parsed = parse_records(data)
-            while records := list(islice(parsed, max_frames)):
+            while records := list(islice(parsed, max_texts)):
                 yield tuple(text for text, _ in records)
                 tail.offset = start + records[-1][1]
             tail.size_bytes = start + len(data)

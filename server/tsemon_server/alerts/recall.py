@@ -149,7 +149,8 @@ def _again(
     for rules, until in eras:
         state = handed_over(state, before, rules)
         last = end if until is None else min(until, end)
-        views = views_in_order(unit.frames.after(*which, start, last), *model)
+        frames = unit.frames.after(*which, start, last, own=rules.evaluator.own_scalars)
+        views = views_in_order(frames, *model)
         some = [*islice(views, FRAMES_AT_ONCE)]
         yield rules, state, some
         while some := [*islice(views, FRAMES_AT_ONCE)]:

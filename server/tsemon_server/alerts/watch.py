@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from itertools import islice, pairwise
 from typing import NamedTuple
@@ -200,7 +200,7 @@ class Reading:
             self._prepare(self._stored(horizon))
         else:
             new = [frame for frame in frames if before.read_to < frame.step <= horizon]
-            self._prepare(views_of(new, *self._model))
+            self._prepare(views_of(self._with_rows(new, before.read_to), *self._model))
         self._note_waiting(horizon)
 
     def flush(self, *, is_over: bool = False) -> None:
@@ -339,7 +339,17 @@ class Reading:
     def _stored(self, horizon: int) -> Iterator[View]:
         if horizon <= self._progress.read_to:
             return iter(())
-        return views_in_order(self._writer.frames.after(*self._which, self._progress.read_to, horizon), *self._model)
+        own = self.evaluator.own_scalars
+        found = self._writer.frames.after(*self._which, self._progress.read_to, horizon, own=own)
+        return views_in_order(found, *self._model)
+
+    def _with_rows(self, frames: Sequence[Frame], read_to: int) -> Iterable[Frame]:
+        """The frames after `read_to`, with the user's own scalars of the steps between them that the rules read."""
+        own = self.evaluator.own_scalars
+        if not frames or not own:
+            return frames
+        in_order = sorted(frames, key=lambda frame: frame.step)
+        return self._writer.frames.with_newest(*self._which, in_order, read_to, in_order[-1].step, own)
 
     # -- what is remembered
 

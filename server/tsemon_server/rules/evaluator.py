@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from tsemon.catalogue import SCALARS
 from tsemon_server.rules import evidence, state
 from tsemon_server.rules.engine import Change, Kind, Track, TrackState
 from tsemon_server.rules.plan import Batch, Plan
@@ -76,6 +77,8 @@ class Evaluator:
         self._cell_keys = program.cell_keys()
         self.size_bytes = program.size_bytes
         """Estimated memory of the compiled rules."""
+        self.own_scalars = frozenset(_own_scalars(self.compiled))
+        """Names of the user's own scalars that they read."""
         self._rule_keys = [digest(rule.name) for rule in self.rules]  # an edited rule goes on
 
     def start(self) -> State:
@@ -215,6 +218,13 @@ def _told(standings: Sequence[Standing]) -> _Told | None:
         return _Told("firing", min(firing)[1])
     pending = [(one.pending_step or 0, stack) for stack, one in each if one.state == "pending"]
     return _Told("pending", min(pending)[1]) if pending else None
+
+
+def _own_scalars(each: Sequence[Compiled]) -> Iterator[str]:
+    for compiled in each:
+        for term in (compiled.when, compiled.clear, compiled.only_while):
+            measures = () if term is None else term.measures
+            yield from (one.name for one in measures if one.kind == "scalar" and one.name not in SCALARS)
 
 
 def _status(compiled: Compiled, tracks: Sequence[Track], waiting: Waiting) -> RuleStatus:

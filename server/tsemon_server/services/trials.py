@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -121,7 +121,7 @@ class _Sent:
         self._frames = [to_frame(sent, self._stacks) for sent in body.frames or ()]
         self._frozen = frozenset(body.frozen_blocks)
 
-    def attempts(self) -> Iterator[Attempt]:
+    def attempts(self, own: Collection[str] = ()) -> Iterator[Attempt]:
         yield Attempt(0, views_of(self._frames, self._frozen, self._stacks))
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tsemon.errors import InvalidArgument
 from tsemon.transport import SpoolReader
-from tsemon.wire import RunState, frames_to_body
+from tsemon.wire import RunState, frames_to_body, is_rows
 from tsemon_answers.runs import ShownSpool, ShownSpools
 from tsemon_server.alerts import Watch
 from tsemon_server.bodies import read_body
@@ -145,7 +145,7 @@ class Follower:
             if self._would_hide(spool):
                 return
             self._register(spool)
-        for frames in spool.reader.new_frames():
+        for frames in spool.reader.new_texts():
             if self._stopping.is_set():
                 return
             self._take(spool, frames)
@@ -227,10 +227,11 @@ def _name_of(spool: _Spool) -> tuple[object, object]:
     return spool.reader.registration.get("project"), spool.reader.registration.get("run")
 
 
-def _time_of(frame: str) -> float:
-    """When the frame was made; 0 for what is no frame."""
+def _time_of(text: str) -> float:
+    """When the frame, or the last of the rows, was made; 0 for what is neither."""
     try:
-        return _sane_time(float(json.loads(frame)["time"]))
+        body = json.loads(text)
+        return _sane_time(float(body["history"]["time"][-1] if is_rows(text) else body["time"]))
     except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
         return 0.0
 

@@ -27,7 +27,7 @@ from tsemon_server.store.series import Left, Series
 from tsemon_server.store.series.checks import Checked, Finding
 from tsemon_server.store.series.settling import Sizes
 from tsemon_server.store.series.sql import SqlSeries
-from tsemon_server.store.streams import Standing
+from tsemon_server.store.streams import Standing, history_of, run_of
 from tsemon_server.store.writing import Writer
 
 log = logging.getLogger(__name__)
@@ -139,9 +139,11 @@ class Store:
         """
         silent_before = self._clock() - SILENCE_S
 
-        def standing(run_ids: Collection[str]) -> Mapping[str, Standing]:
+        def standing(series_ids: Collection[str]) -> Mapping[str, Standing]:
             with self._database.reading() as connection:
-                return standings(connection, run_ids, silent_before)
+                found = standings(connection, {run_of(series_id) for series_id in series_ids}, silent_before)
+            of_rows = {history_of(run_id): one._replace(newest=None) for run_id, one in found.items()}
+            return {series_id: one for series_id, one in {**found, **of_rows}.items() if series_id in series_ids}
 
         return self._series.settle(standing, self._clock(), sizes or Sizes(), is_stopped)
 
@@ -159,7 +161,8 @@ class Store:
             run_ids = forgotten_runs(connection)
         for run_id in run_ids:
             # The file last, so that whoever goes on with this goes on with the file, too.
-            if not self._series.drop(run_id, is_stopped) or not self._shrink(is_stopped):
+            is_dropped = all(self._series.drop(each, is_stopped) for each in (run_id, history_of(run_id)))
+            if not is_dropped or not self._shrink(is_stopped):
                 return
             with self._database.writing() as connection:
                 remove_tombstone(connection, run_id)
@@ -185,9 +188,10 @@ class Store:
     def _reduce(self, retention: Retention, now: float, is_stopped: Callable[[], bool]) -> bool:
         """Drop samples and rollups that are too old; whether there were any."""
 
-        def of_project(run_ids: Collection[str]) -> Collection[str]:
+        def of_project(series_ids: Collection[str]) -> Collection[str]:
             with self._database.reading() as connection:
-                return Retentions(connection).of_project(retention.project, run_ids)
+                found = Retentions(connection).of_project(retention.project, {run_of(each) for each in series_ids})
+            return [each for each in series_ids if run_of(each) in found]
 
         ages: Sequence[tuple[Left, float | None]] = (("coarse", retention.rollups_s), ("fine", retention.samples_s))
         is_reduced = [

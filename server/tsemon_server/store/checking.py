@@ -11,6 +11,7 @@ from tsemon_server.store.engine import Database, Unit
 from tsemon_server.store.ledger import tables
 from tsemon_server.store.series import Series
 from tsemon_server.store.series.checks import Checked, Finding, Report
+from tsemon_server.store.streams import history_of, run_of
 
 
 def check(database: Database, series: Series[Unit], report: Report) -> Iterator[Checked]:
@@ -21,13 +22,14 @@ def check(database: Database, series: Series[Unit], report: Report) -> Iterator[
         run_ids = connection.execute(select(tables.run.c.run_id).order_by(tables.run.c.run_id)).scalars().all()
         known = {*run_ids, *connection.execute(select(tables.tombstone.c.run_id)).scalars()}
         for table, run_id in (*_rows_of_runs(connection), *series.run_ids(Unit(connection))):
-            if run_id not in known:
+            if run_of(run_id) not in known:
                 report(Finding(run_id, table, "rows of a run that is not there, nor marked as deleted"))
     for run_id in run_ids:
         findings: list[Finding] = []
         before = _num_frames(database, run_id)
         try:
             checked = series.check(run_id, findings.append)
+            of_rows = series.check(history_of(run_id), findings.append)
         except StoreError as error:  # such as a page that SQLite cannot read
             report(Finding(run_id, "run", str(error)))
             continue
@@ -40,7 +42,11 @@ def check(database: Database, series: Series[Unit], report: Report) -> Iterator[
             report(Finding(run_id, "run", told))
         for finding in findings:
             report(finding)
-        yield checked
+        yield _added(checked, of_rows)
+
+
+def _added(one: Checked, other: Checked) -> Checked:
+    return Checked(one.run_id, *map(sum, zip(one[1:], other[1:], strict=True)))
 
 
 def _num_frames(database: Database, run_id: str) -> int | None:

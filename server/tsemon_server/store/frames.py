@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tsemon.wire import Frame
+from tsemon.wire import Frame, Rows
 from tsemon_answers.runs import Recorded
 from tsemon_server.store.engine import Unit
 from tsemon_server.store.ledger.attempts import visible
 from tsemon_server.store.ledger.progress import RuleProgress
-from tsemon_server.store.ledger.summaries import Summaries
+from tsemon_server.store.ledger.summaries import Known, Summaries
 from tsemon_server.store.schema import NEVER
 from tsemon_server.store.series import Series, Shape
 from tsemon_server.store.series.cells import Ints
-from tsemon_server.store.series.exporting import Export
+from tsemon_server.store.series.exporting import Export, JoinedTable, Table
 from tsemon_server.store.series.frames import PastFrame
-from tsemon_server.store.series.metric import Metric
+from tsemon_server.store.series.metric import Joined, Metric
 from tsemon_server.store.series.packing import Kind
-from tsemon_server.store.streams import Address, At, Newest, Span, Stream, Which
+from tsemon_server.store.streams import Address, At, Newest, Span, Stream, Which, history_of
 
 MOST_BARE = 12
 """Maximum number of frames that are skipped to find one with layers: several in a row may hold losses alone."""
@@ -36,10 +37,11 @@ class Frames:
         self._unit, self._series = unit, series
 
     def recorded(self, run_id: str) -> Recorded:
-        """The metrics that the run has frames for."""
+        """The metrics that the run has frames for, or rows."""
         found = self._series.known(self._unit, run_id)
+        of_rows = self._series.known(self._unit, history_of(run_id))
         return Recorded(
-            scalars=[name for kind, name in found if kind == "scalars"],
+            scalars=sorted({name for kind, name in (*found, *of_rows) if kind == "scalars"}),
             layers={name: num_rows for (kind, name), (num_rows, _) in found.items() if kind == "layers"},
             heads={name: shape for (kind, name), shape in found.items() if kind == "heads"},
         )
@@ -48,16 +50,48 @@ class Frames:
         self, run_id: str, kind: Kind, metric: str, *, entry: Shape | None = None, **which: Unpack[Which]
     ) -> Metric:
         """What is stored of `metric`. `entry` is a row (layer) and a column (head); without it all rows are read."""
-        return self._series.read(self._unit, run_id, self._visible(run_id, **which), kind, metric, entry)
+        visible = self._visible(run_id, **which)
+        of_frames = self._series.read(self._unit, run_id, visible, kind, metric, entry)
+        if kind != "scalars":
+            return of_frames
+        return Joined(of_frames, self._series.read(self._unit, history_of(run_id), visible, kind, metric, entry))
 
     def export(self, run_id: str, *, metrics: Sequence[str] | None = None, **which: Unpack[Which]) -> Export:
         """Whole frames, with some metrics or all."""
         return self._series.export(self._unit, run_id, self._visible(run_id, **which), metrics)
 
-    def after(self, run_id: str, attempt: int, step: int, to_step: int | None = None) -> Iterator[Frame]:
-        """The attempt's frames after `step` in the order of steps; of one step, by writer and seq."""
+    def table(self, run_id: str, *, metrics: Sequence[str] | None = None, **which: Unpack[Which]) -> Table:
+        """The samples of the same frames, and of steps without a frame."""
+        visible = self._visible(run_id, **which)
+        return JoinedTable(
+            *(self._series.export(self._unit, one, visible, metrics) for one in (run_id, history_of(run_id)))
+        )
+
+    def after(
+        self, run_id: str, attempt: int, step: int, to_step: int | None = None, *, own: Collection[str] = ()
+    ) -> Iterator[Frame]:
+        """The attempt's frames after `step` in the order of steps; of one step, by writer and seq.
+
+        own: Names of scalars. Each frame gets their newest values since the frame before, which most often are in rows.
+        """
         found = self.export(run_id, attempt=attempt, from_step=step + 1, to_step=to_step)
-        return (frame.to_wire() for frame in found.frames())
+        frames = (frame.to_wire() for frame in found.frames())
+        return self.with_newest(run_id, attempt, frames, step, to_step, own) if own else frames
+
+    def with_newest(
+        self, run_id: str, attempt: int, frames: Iterable[Frame], step: int, to_step: int | None, own: Collection[str]
+    ) -> Iterator[Frame]:
+        """The same of frames after `step`, which come in the order of steps."""
+        visible = self._visible(run_id, attempt=attempt, from_step=step + 1, to_step=to_step)
+        rows = self._series.export(self._unit, history_of(run_id), visible, own).frames()
+        newest: dict[str, float] = {}
+        row = next(rows, None)
+        for frame in frames:
+            while row is not None and row.step <= frame.step:
+                newest |= row.scalars
+                row = next(rows, None)
+            yield replace(frame, scalars={**newest, **frame.scalars}) if newest else frame
+            newest = {}
 
     def nearest(self, run_id: str, step: int | None, attempt: int | None) -> At | None:
         """Where the nearest frame to `step` is, or the newest one."""
@@ -118,6 +152,13 @@ class FrameChanges(Frames):
     def __init__(self, unit: Unit, series: Series[Unit], now: float, progress: RuleProgress) -> None:
         super().__init__(unit, series)
         self._summaries, self._progress = Summaries(unit.connection, now), progress
+
+    def add_rows(self, run_id: str, attempt: int, writer: str, rows: Sequence[Rows]) -> Known:
+        """Store the scalars of steps without a frame that are not stored yet, and note the newest in the summary."""
+        frames = [frame for some in rows for frame in some.frames()]
+        self._series.add(self._unit, Stream(history_of(run_id), attempt, writer), frames)
+        losses = [(frame.step, frame.scalars["loss"]) for frame in frames if "loss" in frame.scalars]
+        return self._summaries.hear_of(run_id, attempt, max(frame.step for frame in frames), max(losses, default=None))
 
     def add(self, run_id: str, attempt: int, writer: str, frames: Sequence[Frame]) -> Added:
         """Store the frames that are not stored yet, and note them in the summary of the run."""

@@ -14,6 +14,22 @@ class Stream(NamedTuple):
     writer: str
 
 
+_HISTORY = ".h"
+
+
+def history_of(run_id: str) -> str:
+    """The id under which a series keeps the rows of a run: scalars of steps without a frame.
+
+    They are apart from its frames, because readers of the newest frames want frames with layers.
+    """
+    return f"{run_id}{_HISTORY}"
+
+
+def run_of(series_id: str) -> str:
+    """The run of such an id, or of a run's own."""
+    return series_id.removesuffix(_HISTORY)
+
+
 class Which(TypedDict, total=False):
     """Which frames of a run a question is about: all of one attempt, or what no later attempt hides."""
 

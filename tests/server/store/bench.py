@@ -67,6 +67,10 @@ class Bench:
                 self.watch.observe(write, run_id, attempt, writer, added.unread)
         return len(added.frames)
 
+    def send_rows(self, run_id, rows, writer="w", attempt=1):
+        with self.store.write() as write:
+            write.frames.add_rows(run_id, attempt, writer, [rows])
+
     def send_without_a_word(self, run_id, frames, writer="w", attempt=1):
         """What an engine of its own does before its process ends: it commits the frames, and the ledger nothing."""
         with self.store._database.writing() as connection:

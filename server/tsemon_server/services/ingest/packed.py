@@ -19,10 +19,21 @@ from pydantic_core import PydanticCustomError
 
 from tsemon.errors import BodyTooLarge, InvalidFrame
 from tsemon.stacks import Stacks
-from tsemon.wire import MAX_BODY_BYTES, MAX_FRAMES, MAX_NOT_MEASURED, MAX_SCALARS, PACKED, PACKED_MAGIC, Array, Frame
+from tsemon.wire import (
+    MAX_BODY_BYTES,
+    MAX_FRAMES,
+    MAX_NOT_MEASURED,
+    MAX_SCALARS,
+    PACKED,
+    PACKED_MAGIC,
+    Array,
+    Frame,
+    Rows,
+)
 from tsemon_server.bodies import WHOLE, Body
 from tsemon_server.services.ingest.schemas import (
     Count,
+    History,
     MetricName,
     NumberOfAttempt,
     Reason,
@@ -91,6 +102,7 @@ class Header(Body):
     attempt: NumberOfAttempt
     layouts: Annotated[list[Layout], Field(max_length=MAX_FRAMES), FailFast()]
     frames: Annotated[list[PackedFrame], Field(max_length=MAX_FRAMES), FailFast()]
+    history: History = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +123,9 @@ class PackedFrames:
     def to_frames(self, stacks: Stacks) -> list[Frame]:
         """Hold the frames against the stacks of the model. Raises InvalidFrame."""
         return list(self._frames([_plan_of(layout, stacks) for layout in self.header.layouts]))
+
+    def to_rows(self) -> list[Rows]:
+        return [sent.to_rows() for sent in self.header.history]
 
     def _frames(self, plans: list[_Plan]) -> Iterator[Frame]:
         offset = 0

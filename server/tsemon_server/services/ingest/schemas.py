@@ -9,7 +9,7 @@ from __future__ import annotations
 import binascii
 import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -22,6 +22,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
@@ -37,6 +38,7 @@ from tsemon.wire import (
     MAX_NOT_MEASURED,
     MAX_QUANTITIES,
     MAX_REASON,
+    MAX_ROWS,
     MAX_SCALARS,
     MAX_STACKS,
     MAX_STEP,
@@ -46,6 +48,7 @@ from tsemon.wire import (
     Array,
     Frame,
     OnConflict,
+    Rows,
     RunState,
 )
 from tsemon_answers.record import LARGEST
@@ -119,8 +122,50 @@ class FrameBody(Body):
     """CRC-32 of the frame's content, as docs/wire.md defines it. A frame with another CRC-32 is refused."""
 
 
+Numbers = TypeAliasType("Numbers", Annotated[list[Number], Field(max_length=MAX_ROWS), FailFast()])
+
+
+class RowsBody(Body):
+    """Scalars of steps without a frame: rows of the same names."""
+
+    seq: Count
+    """Position of the first row in the writer's stream of rows, from 0. Rows and frames are counted separately."""
+    step: Annotated[list[Count], Field(min_length=1, max_length=MAX_ROWS), FailFast()]
+    """Optimizer steps before each row."""
+    time: Annotated[list[Annotated[FiniteFloat, Field(ge=0)]], Field(max_length=MAX_ROWS), FailFast()]
+    """Time of each row, in seconds since 1970, UTC."""
+    scalars: Annotated[dict[MetricName, Numbers], Field(min_length=1, max_length=MAX_SCALARS)]
+    """By name, a number per row."""
+
+    @model_validator(mode="after")
+    def _is_of_one_length(self) -> Self:
+        lengths = {len(self.step), len(self.time), *map(len, self.scalars.values())}
+        if len(lengths) > 1:
+            raise PydanticCustomError(
+                "unequal",
+                "Steps, times and all scalars should have as many entries, not {lengths}",
+                {"lengths": sorted(lengths)},
+            )
+        return self
+
+    def to_rows(self) -> Rows:
+        columns = {name: [_float(value) for value in values] for name, values in self.scalars.items()}
+        return Rows(self.seq, self.step, self.time, columns)
+
+
+def _few_in_all(history: list[RowsBody]) -> list[RowsBody]:
+    if (num_rows := sum(len(rows.step) for rows in history)) > MAX_ROWS:
+        raise PydanticCustomError(
+            "too_many", "A body should have at most {most} rows, not {rows}", {"most": MAX_ROWS, "rows": num_rows}
+        )
+    return history
+
+
+History = Annotated[list[RowsBody], Field(max_length=MAX_ROWS), FailFast(), AfterValidator(_few_in_all)]
+
+
 class FramesBody(Body):
-    """Frames of one writer. All of them are stored, or none."""
+    """Frames of one writer, and its rows of scalars. All of them are stored, or none."""
 
     writer: WriterName
     """Who sends: one name per process, the same for its whole life."""
@@ -128,10 +173,15 @@ class FramesBody(Body):
     """The attempt, as the reply to the registration named it."""
     frames: Annotated[list[FrameBody], Field(max_length=MAX_FRAMES), FailFast()]  # one problem is told, not a million
     """In any order; frames that are stored already are counted and left alone."""
+    history: History = []
+    """Scalars of steps without a frame. Rows that are stored already are left alone."""
 
     def to_frames(self, stacks: Stacks) -> list[Frame]:
         """Hold the frames against the stacks of the model. Raises InvalidFrame."""
         return [to_frame(sent, stacks) for sent in self.frames]
+
+    def to_rows(self) -> list[Rows]:
+        return [sent.to_rows() for sent in self.history]
 
 
 class QuantityBody(OwnQuantity, Body):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from tsemon.stacks import Stacks
-from tsemon.wire import ASKED, PACKED, Frame
+from tsemon.wire import ASKED, HISTORY, PACKED, Frame, Rows
 from tsemon_answers.alerts import Alert
 from tsemon_answers.replies import Pulse, Receipt
 from tsemon_answers.runs import Registered, Run
@@ -45,7 +45,7 @@ def register(writer: Writer, body: schemas.Registration) -> Registered:
         attempt_key=body.attempt_key,
         on_conflict=body.on_conflict,
     )
-    return Registered(**found._asdict(), accepts=["application/json", PACKED])
+    return Registered(**found._asdict(), accepts=["application/json", PACKED, HISTORY])
 
 
 class Batch(NamedTuple):
@@ -55,6 +55,7 @@ class Batch(NamedTuple):
     attempt: int
     writer: str
     frames: list[Frame]
+    rows: Sequence[Rows] = ()
 
 
 class Sent(Protocol):
@@ -69,6 +70,9 @@ class Sent(Protocol):
     def to_frames(self, stacks: Stacks) -> list[Frame]:
         """Hold the frames against the stacks of the model. Raises InvalidFrame."""
 
+    def to_rows(self) -> list[Rows]:
+        """The scalars of steps without a frame."""
+
 
 Reader = Callable[[bytes | bytearray], Sent]
 """Makes a body of frames of raw bytes, or raises InvalidFrame or BodyTooLarge."""
@@ -81,7 +85,7 @@ def reader_of(content_type: str) -> Reader:
 
 def batch_of(run_id: str, body: Sent, stacks: Stacks) -> Batch:
     """The frames of a body, held against the stacks of the model."""
-    return Batch(run_id, body.attempt, body.writer, body.to_frames(stacks))
+    return Batch(run_id, body.attempt, body.writer, body.to_frames(stacks), body.to_rows())
 
 
 def read(store: Store, run_id: str, raw: bytes | bytearray, reader: Reader = read_json) -> Batch:
@@ -96,7 +100,11 @@ class Kept(Rest):
     def __init__(self, writer: Writer, batch: Batch, watch: Watch) -> None:
         self._writer, self._batch, self._watch = writer, batch, watch
         self._which = batch.run_id, batch.attempt
-        self._added = writer.frames.add(*batch)
+        if batch.rows:  # before the frames, because the rules read them with the next frame
+            known = writer.frames.add_rows(*batch[:3], batch.rows)
+            if known.state == "replaced":
+                writer.runs.goes_on(*self._which)
+        self._added = writer.frames.add(*batch[:4])
         if self._added.was_replaced:
             writer.runs.goes_on(*self._which)
         unread = self._added.unread

@@ -17,7 +17,18 @@ from typing import Any
 from pydantic_core import from_json
 
 from tsemon.stacks import Stacks
-from tsemon.wire import MAX_FRAMES, MAX_NOT_MEASURED, MAX_REASON, MAX_SCALARS, MAX_STEP, METRIC_NAME, Array, Frame
+from tsemon.wire import (
+    MAX_FRAMES,
+    MAX_NOT_MEASURED,
+    MAX_REASON,
+    MAX_ROWS,
+    MAX_SCALARS,
+    MAX_STEP,
+    METRIC_NAME,
+    Array,
+    Frame,
+    Rows,
+)
 from tsemon_answers.record import LARGEST
 from tsemon_server.bodies import count
 from tsemon_server.services.ingest.schemas import FramesBody, check_heads, check_layers, read_frames
@@ -25,7 +36,8 @@ from tsemon_server.services.ingest.schemas import FramesBody, check_heads, check
 MOST_ARRAYS_KEPT = 256
 """Maximum number of shapes in a body whose check is remembered."""
 
-_BODY = {"writer", "attempt", "frames"}
+_BODY, _HISTORY = {"writer", "attempt", "frames"}, {"history"}
+_ROWS = {"seq", "step", "time", "scalars"}
 _FRAME = {"seq", "step", "time", "scalars", "layers", "heads", "not_measured", "crc"}
 _WRITER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
 _METRIC = re.compile(METRIC_NAME)
@@ -58,8 +70,12 @@ class UsualFrames:
     writer: str
     attempt: int
     frames: list[Frame]
+    rows: list[Rows]
     layers: _Shapes
     heads: _Shapes
+
+    def to_rows(self) -> list[Rows]:
+        return self.rows
 
     def to_frames(self, stacks: Stacks) -> list[Frame]:
         """Hold the frames against the stacks of the model. Raises InvalidFrame."""
@@ -92,16 +108,19 @@ def read_json(raw: bytes | bytearray) -> UsualFrames | FramesBody:
 
 
 def _read_usual(raw: bytes | bytearray, sent: Any) -> UsualFrames:
-    writer, attempt, frames = sent["writer"], sent["attempt"], sent["frames"]
-    _expect(sent.keys() == _BODY and type(frames) is list and len(frames) <= MAX_FRAMES)
+    writer, attempt, frames, history = sent["writer"], sent["attempt"], sent["frames"], sent.get("history", [])
+    _expect(sent.keys() - _HISTORY == _BODY and type(frames) is list and len(frames) <= MAX_FRAMES)
     _expect(_WRITER.fullmatch(writer) is not None and type(attempt) is int and 1 <= attempt <= LARGEST)
     layers, heads = _Shapes(), _Shapes()
     read = [_frame(one, layers, heads) for one in frames]
+    rows = [_rows(one) for one in history]
+    _expect(type(history) is list and sum(len(some.steps) for some in rows) <= MAX_ROWS)
     # A key that comes twice is checked twice by `schemas`, and here once. So a colon stands for a key, or is in a reason.
     num_in_reasons = sum(map(_num_colons, read))
-    _expect(count(raw, b":") == len(_BODY) + sum(map(_num_keys, frames)) + num_in_reasons)
+    num_of_rows = sum(len(one) + len(one["scalars"]) for one in history)
+    _expect(count(raw, b":") == len(sent) + sum(map(_num_keys, frames)) + num_of_rows + num_in_reasons)
     _expect(not num_in_reasons or b"\\" not in raw)  # which may spell a colon in another way
-    return UsualFrames(raw, writer, attempt, read, layers, heads)
+    return UsualFrames(raw, writer, attempt, read, rows, layers, heads)
 
 
 def _frame(sent: dict[str, Any], layer_shapes: _Shapes, head_shapes: _Shapes) -> Frame:
@@ -116,6 +135,19 @@ def _frame(sent: dict[str, Any], layer_shapes: _Shapes, head_shapes: _Shapes) ->
     layers = _arrays(sent.get("layers", {}), layer_shapes)
     heads = _arrays(sent.get("heads", {}), head_shapes)
     return Frame(seq, step, time, scalars, layers, heads, not_measured, crc)
+
+
+def _rows(sent: dict[str, Any]) -> Rows:
+    seq, steps, times, scalars = sent["seq"], sent["step"], sent["time"], sent["scalars"]
+    _expect(sent.keys() == _ROWS and type(seq) is int and 0 <= seq <= MAX_STEP)
+    _expect(type(steps) is list and all(type(step) is int and 0 <= step <= MAX_STEP for step in steps))
+    _expect(type(times) is list and all(type(time) is float and 0 <= time < math.inf for time in times))
+    _expect(0 < len(steps) == len(times) and 0 < len(scalars) <= MAX_SCALARS)
+    columns: dict[str, list[float]] = {}
+    for name, values in scalars.items():
+        _expect(_is_metric(name) and type(values) is list and len(values) == len(steps))
+        columns[name] = [value if type(value) is float and isfinite(value) else _number(value) for value in values]
+    return Rows(seq, steps, times, columns)
 
 
 def _scalars(sent: dict[str, Any]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from tsemon.errors import MissingPackage
 from tsemon.terminal import as_cell
 from tsemon_answers.runs import Run
 from tsemon_answers.series import ExportFormat
-from tsemon_server.store.series.exporting import Export, Piece
+from tsemon_server.store.series.exporting import Piece, Table
 
 MEDIA_TYPES: dict[ExportFormat, str] = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
 
@@ -41,13 +41,13 @@ def check_format(format: ExportFormat) -> None:
         )
 
 
-def csv_parts(run: Run, export: Export) -> Iterator[bytes]:
+def csv_parts(run: Run, table: Table) -> Iterator[bytes]:
     """Numbers as they are, NaN and infinities as NaN, inf and -inf. What is missing is told by a comment at the end."""
     yield _csv_line(COLUMNS).encode()
-    for piece in export.pieces():
+    for piece in table.pieces():
         yield "".join(_csv_lines(run, piece)).encode()
-    if export.num_dropped or export.num_damaged:
-        yield f"# missing: {_missing(export)}\n".encode()
+    if table.num_dropped or table.num_damaged:
+        yield f"# missing: {_missing(table)}\n".encode()
 
 
 def _csv_lines(run: Run, piece: Piece) -> Iterator[str]:
@@ -77,7 +77,7 @@ def _places(piece: Piece) -> list[tuple[int | str, int | str]]:
     return [divmod(index, piece.num_columns) for index in range(num_values)]
 
 
-def parquet_parts(run: Run, export: Export) -> Iterator[bytes]:
+def parquet_parts(run: Run, table: Table) -> Iterator[bytes]:
     """Row groups of about 100,000 rows. What is missing is told by the file's metadata, under `tsemon`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -89,7 +89,7 @@ def parquet_parts(run: Run, export: Export) -> Iterator[bytes]:
     writer = pq.ParquetWriter(sink, schema, compression="zstd")
     waiting: list[Any] = []
     num_waiting = 0
-    for piece in export.pieces():
+    for piece in table.pieces():
         waiting.append(_table(pa, schema, run, piece))
         num_waiting += waiting[-1].num_rows
         if num_waiting >= ROWS_PER_GROUP:
@@ -98,7 +98,7 @@ def parquet_parts(run: Run, export: Export) -> Iterator[bytes]:
             yield sink.taken()
     if waiting:
         writer.write_table(pa.concat_tables(waiting).unify_dictionaries(), row_group_size=2 * ROWS_PER_GROUP)
-    missing = {"dropped": export.num_dropped, "damaged": export.num_damaged}
+    missing = {"dropped": table.num_dropped, "damaged": table.num_damaged}
     writer.add_key_value_metadata({"tsemon": json.dumps({"missing_samples": missing})})
     writer.close()
     yield sink.taken()
@@ -155,8 +155,8 @@ class _Sink(io.RawIOBase):
         return b"".join(parts)
 
 
-def _missing(export: Export) -> str:
-    return f"{export.num_dropped} samples dropped by retention, {export.num_damaged} damaged"
+def _missing(table: Table) -> str:
+    return f"{table.num_dropped} samples dropped by retention, {table.num_damaged} damaged"
 
 
-PARTS: dict[ExportFormat, Callable[[Run, Export], Iterator[bytes]]] = {"csv": csv_parts, "parquet": parquet_parts}
+PARTS: dict[ExportFormat, Callable[[Run, Table], Iterator[bytes]]] = {"csv": csv_parts, "parquet": parquet_parts}

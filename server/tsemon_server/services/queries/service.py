@@ -292,7 +292,7 @@ def export(store: Store, run_id: str, asked: ExportQuery) -> Download:
 
     def parts() -> Generator[bytes, None, None]:
         with store.read() as reader:  # one state of the database, from the first part to the last
-            found = reader.frames.export(run_id, metrics=asked.metrics or None, **_which(asked))
+            found = reader.frames.table(run_id, metrics=asked.metrics or None, **_which(asked))
             yield from PARTS[asked.format](detail, found)
 
     return Download(file_name(detail, asked.format), MEDIA_TYPES[asked.format], parts())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, Protocol
 
 from tsemon_server.rules.program import View
@@ -28,5 +28,8 @@ class Recording(Protocol):
     def problems(self) -> list[str]:
         """What could not be read; complete once all was."""
 
-    def attempts(self) -> Iterator[Attempt]:
-        """Its attempts, oldest first: each is read to its end before the next. Can be gone through once."""
+    def attempts(self, own: Collection[str] = ()) -> Iterator[Attempt]:
+        """Its attempts, oldest first: each is read to its end before the next. Can be gone through once.
+
+        own: Names of the user's own scalars that the rules read. Each frame gets their newest values since the frame before.
+        """

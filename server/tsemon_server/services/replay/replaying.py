@@ -60,7 +60,7 @@ def replay(recording: Recording, evaluator: Evaluator) -> Replayed:
     attempts, num_frames = list[_Alerts](), 0
     judged, ready, needs = set[str](), set[str](), dict[str, str]()
     has = dict[str, set[str]](scalar=set(), layers=set(), heads=set())
-    for first_step, views, has_ended in recording.attempts():
+    for first_step, views, has_ended in recording.attempts(evaluator.own_scalars):
         if attempts:
             before = attempts[-1]
             before.end(first_step if before.last_step is None else before.last_step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 from tsemon.errors import UnknownRun
@@ -21,13 +21,17 @@ class StoredRun:
         self._run = reader.runs.detail(run_id)
         self.name = self._run.run
 
-    def attempts(self) -> Iterator[Attempt]:
+    def attempts(self, own: Collection[str] = ()) -> Iterator[Attempt]:
+        run_id, of = self._run.run_id, self._reader.frames
         for attempt in self._run.attempts:
-            frames = self._reader.frames.export(self._run.run_id, attempt=attempt.attempt)
-            model = self._reader.runs.model(self._run.run_id, attempt.attempt)
+            frames = of.export(run_id, attempt=attempt.attempt)
+            in_order = (frame.to_wire() for frame in frames.frames())
             yield Attempt(
                 attempt.resume_step or 0,
-                views_in_order((frame.to_wire() for frame in frames.frames()), *model),
+                views_in_order(
+                    of.with_newest(run_id, attempt.attempt, in_order, -1, None, own) if own else in_order,
+                    *self._reader.runs.model(run_id, attempt.attempt),
+                ),
                 partial(bool, attempt.state in ("finished", "failed")),
             )
             if frames.num_dropped:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from statistics import median_low
@@ -106,7 +106,7 @@ class Trace:
         self._frozen = frozenset(block for block in first.frozen_blocks if block >= 0)
         self._stacks = Stacks.of(0, [stack.model_dump() for stack in first.stacks]) if first.stacks else None
 
-    def attempts(self) -> Iterator[Attempt]:
+    def attempts(self, own: Collection[str] = ()) -> Iterator[Attempt]:
         yield Attempt(0, self._views(), lambda: self._has_ended)
 
     def _views(self) -> Iterator[View]:

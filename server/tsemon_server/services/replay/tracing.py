@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -48,8 +48,8 @@ class Traced:
     def problems(self) -> list[str]:
         return self._recording.problems
 
-    def attempts(self) -> Iterator[Attempt]:
-        for place, attempt in enumerate(self._recording.attempts()):
+    def attempts(self, own: Collection[str] = ()) -> Iterator[Attempt]:
+        for place, attempt in enumerate(self._recording.attempts(own)):
             tracers = [_Tracer(rule, place + 1, self._points) for rule in self._rules]
             self._tracers = [*self._tracers, *tracers][-MAX_TRACES:]
             yield attempt._replace(views=_watched(attempt.views, tracers))

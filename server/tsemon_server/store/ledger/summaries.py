@@ -134,13 +134,18 @@ class Summaries:
             told[stream.writer] = {"seq": telling.seq, "why": telling.not_measured}
             self._connection.execute(update(tables.attempt).where(*which).values(not_measured=told))
 
-    def hear_of(self, run_id: str, attempt: int, step: int) -> Known:
-        """Note that an attempt's process is alive, and at which step; the step of an older attempt is not the run's."""
+    def hear_of(self, run_id: str, attempt: int, step: int, loss: tuple[int, float] | None = None) -> Known:
+        """Note that an attempt's process is alive, and at which step; the step of an older attempt is not the run's.
+
+        loss: The step and value of the newest loss without a frame. The loss of a later frame stays.
+        """
         known = self.of(run_id, attempt)
         self.hear_of_attempt(run_id, attempt, known)
         if attempt == known.attempt:
+            is_newer = loss is not None and (known.last_step is None or loss[0] > known.last_step)
+            newer = {"loss": loss[1]} if loss is not None and is_newer else {}
             heard = update(tables.run).where(_run.run_id == run_id)
-            self._connection.execute(heard.values(updated_at=self._now, **self._process(known, step)))
+            self._connection.execute(heard.values(updated_at=self._now, **self._process(known, step), **newer))
         return known
 
     def hear_of_attempt(self, run_id: str, attempt: int, known: Known) -> None:

@@ -34,19 +34,45 @@ class Piece(NamedTuple):
     """(frames, rows * columns)"""
 
 
-class Export(Protocol):
-    """Whole frames, read once: by `pieces` or by `frames`. Then the counts say what is not among them."""
+class Table(Protocol):
+    """Samples metric by metric, read once. The counts of missing samples are complete after that."""
 
-    num_dropped: int
-    """Samples that retention has reduced to rollups."""
-    num_damaged: int
-    """Samples that are stored and cannot be read."""
+    @property
+    def num_dropped(self) -> int:
+        """Samples that retention has reduced to rollups."""
+
+    @property
+    def num_damaged(self) -> int:
+        """Samples that are stored and cannot be read."""
 
     def pieces(self) -> Iterator[Piece]:
         """Yield metric by metric: span by span, in each what has settled, segment by segment, then what has not."""
 
+
+class Export(Table, Protocol):
+    """Whole frames, read once: by `pieces` or by `frames`."""
+
     def frames(self) -> Iterator[PastFrame]:
         """Yield frame by frame: span by span in the order of steps; of one step, by writer and seq."""
+
+
+class JoinedTable:
+    """A Table of several."""
+
+    def __init__(self, *tables: Table) -> None:
+        self._tables = tables
+
+    @property
+    def num_dropped(self) -> int:
+        return sum(table.num_dropped for table in self._tables)
+
+    @property
+    def num_damaged(self) -> int:
+        return sum(table.num_damaged for table in self._tables)
+
+    def pieces(self) -> Iterator[Piece]:
+        for table in self._tables:
+            yield from table.pieces()
 
 
 class FrameRows(SegmentRows, Protocol):

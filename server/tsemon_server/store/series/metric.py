@@ -58,6 +58,33 @@ class Metric(Protocol):
         """Return the largest number of rows (layers) of frames that may be visible, 0 if there are none."""
 
 
+class Joined:
+    """A Metric whose samples are in two places, each in one of them."""
+
+    def __init__(self, one: Metric, other: Metric) -> None:
+        self._parts = one, other
+
+    def samples(self) -> Samples:
+        parts = [part.samples() for part in self._parts]
+        steps = np.concatenate([part.steps for part in parts])
+        order = np.argsort(steps, kind="stable")
+        values = _stacked([part.values for part in parts])
+        return Samples(steps[order], values[order], sum(part.num_damaged for part in parts))
+
+    def extent(self) -> Extent | None:
+        return _joint([extent for part in self._parts if (extent := part.extent()) is not None])
+
+    def points(self, most: int, *, ends_alone: bool, shift: int | None = None) -> Points:
+        if shift is None and (extent := self.extent()) is not None:
+            shift = shift_of(extent, most, ends_alone=ends_alone)
+        parts = [part.points(most, ends_alone=ends_alone, shift=shift) for part in self._parts]
+        cells = joined([part.cells for part in parts])
+        return Points(cells, shift or 0, sum(part.num_damaged for part in parts))
+
+    def num_rows(self) -> int:
+        return max(part.num_rows() for part in self._parts)
+
+
 class MetricRows(Protocol):
     """One metric within the visible intervals, as an engine reads it.
 
