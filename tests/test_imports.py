@@ -29,10 +29,11 @@ PICTURE = {
     "tsemon.attaching": "torch tsemon.actions tsemon.mirrors tsemon.monitor tsemon.probes tsemon.transport "
     "tsemon.quantity tsemon.schedule tsemon.faults tsemon.registration",
     "tsemon.calm": "torch",
+    "tsemon.history": "torch tsemon.late tsemon.probes tsemon.sample",
     "tsemon.mirrors": "torch tsemon.terminal wandb",
     "tsemon.late": "torch",
     "tsemon.monitor": "torch tsemon.actions tsemon.relay tsemon.probes tsemon.transport tsemon.schedule tsemon.sample "
-    "tsemon.calm tsemon.late tsemon.status tsemon.suspicion tsemon.tokens tsemon.faults tsemon.registration",
+    "tsemon.calm tsemon.history tsemon.late tsemon.status tsemon.suspicion tsemon.tokens tsemon.faults tsemon.registration",
     "tsemon.quantity": "",
     "tsemon.registration": "torch tsemon.quantity",
     "tsemon.sample": "torch tsemon.probes",

@@ -21,6 +21,7 @@ from tsemon.actions import Handler, checked_count
 from tsemon.calm import NUM_IN_MOTION, NUM_TOGETHER, Calm
 from tsemon.catalogue import LAYERED, TIERS, Tier
 from tsemon.faults import Faults
+from tsemon.history import History
 from tsemon.late import on_host
 from tsemon.probes import Given, PastLosses, Probe, Ranks, Reading, Span, ThreadState, agree
 from tsemon.probes.clip_norm import ClipNorm
@@ -45,7 +46,10 @@ HEAR_AFTER = 5
 GRAD_NORM = "grad_norm"
 """The scalar of `step` that is the norm of the gradient before clipping."""
 KNOWN_TO_BOTH = frozenset(("loss", "learning_rate"))
-"""Scalars that tsemon knows as well as the user. Its own value is kept."""
+KEPT = KNOWN_TO_BOTH | {GRAD_NORM}
+"""Names of metrics that the user's scalars may have, too."""
+
+TAKEN = "{name!r} given to monitor.{of}() was left out: tsemon measures a metric of that name; choose another name"
 
 REPORTS_OF_REFUSED = -1, 4, 9, 14
 """Steps from a refused zoom to frames with the losses alone: the rules on the loss hold for that long."""
@@ -113,6 +117,7 @@ class Monitor:
         """Whether the newest step was given one."""
         self._has_tiers = True
         """Whether the next sample takes the tiers that are due. One that only looks for where NaN began does not."""
+        self._history = History(lambda pending: outbox.put_rows(pending.to_rows), faults.contain)
         self._suspicion = Suspicion()
         self._shared_signs = None if ranks is None else SharedSigns(ranks, probe.device)
         self._zooms: Zooms | None = None
@@ -170,9 +175,9 @@ class Monitor:
         sequence_ids: Tensor | Sequence[int] | float | None = None,
         **scalars: Tensor | float | None,
     ) -> None:
-        """Mark the end of one optimizer step. The frame of a sampled step contains `loss` and all other scalars.
+        """Mark the end of one optimizer step. `loss` and all other scalars are kept, whether it is sampled or not.
 
-        Never raises and never waits for the device: a tensor is copied with the measurements.
+        Never raises and never waits for the device: tensors are copied together, with the measurements of a sampled step.
 
         Args:
             loss: Training loss of this step. Leave it out, or pass None, at a step without a new one.
@@ -205,6 +210,10 @@ class Monitor:
         ):
             if tokens is not None or step_tokens is not None:
                 self._with_tokens(tokens, step_tokens, {})
+            if loss is not None:
+                self._history.add_loss(self._step, calm.losses[-1])
+            if scalars:
+                self._faults.guard(self._keep_scalars, scalars)
             self._step += 1
             self._outbox.step = self._step
             self._has_loss = loss is not None
@@ -268,6 +277,8 @@ class Monitor:
             self._faults.warn("monitor.step() was called after monitor.close(): these steps are not recorded")
         else:
             probe.called()
+        is_reported = bool(self._reports) and self._reports[0] <= self._step
+        own = scalars if loss is None or is_reported else {"loss": loss, **scalars}
         if tokens is not None or step_tokens is not None:
             scalars = self._with_tokens(tokens, step_tokens, scalars)
         contain = self._faults.guard if probe is None or state.is_unseen else probe.contain
@@ -288,6 +299,8 @@ class Monitor:
                 self._cadence.end_zoom()
                 self._next_sample = self._step + self._cadence.gap
                 self._faults.guard(probe.disarm)
+        elif probe is not None:
+            contain(self._keep_scalars, own if not state.is_unseen else {name: on_host(x) for name, x in own.items()})
         self._step += 1
         self._outbox.step = self._step
         self._tell_alerts()
@@ -302,11 +315,47 @@ class Monitor:
                 self._may_report_from = self._step + REPORTS_EVERY
             if self._reports and self._reports[0] < self._step:
                 self._reports.popleft()
-                contain(self._send_losses, probe)
+                contain(self._send_losses, probe, self._has_loss and is_reported)
         if probe is not None and self._step == self._next_sample:
             self._faults.guard(self._arm, probe)
         self._calm = self._calm_steps()
         self._count_time()
+
+    def _keep_scalars(self, scalars: Mapping[str, Tensor | float | None]) -> None:
+        """Keep the scalars of a step without a sample, except for names of metrics that tsemon measures."""
+        self._history.add(
+            self._step,
+            {
+                name: value
+                for name, value in scalars.items()
+                if value is not None and (name not in TIERS or name in KEPT)
+            },
+        )
+
+    def log(self, scalars: Mapping[str, Tensor | float], step: int | None = None) -> None:
+        """Keep scalars at any time, for example after an evaluation. Never raises and never waits for the device.
+
+        Args:
+            scalars: One number, or a tensor with one element, by name.
+            step: Number of optimizer steps so far, from 0 to `num_steps`, which is the default.
+
+        With ranks, rank 0 keeps them.
+        """
+        start = time.perf_counter()
+        if self._probe is None:
+            self._faults.warn("monitor.log() was called after monitor.close(): these scalars are not kept")
+        elif step is not None and not (type(step) is int and 0 <= step <= self._step):
+            self._faults.warn(
+                f"monitor.log(step={step!r}): expected an integer from 0 to {self._step}; nothing is kept"
+            )
+        elif not isinstance(scalars, Mapping):
+            self._faults.warn(f"monitor.log() expects scalars by name, got a {type(scalars).__name__}; nothing is kept")
+        else:
+            for name in sorted(map(str, scalars.keys() & TIERS.keys())):
+                self._faults.warn(TAKEN.format(name=name, of="log"))
+            own = {name: value for name, value in scalars.items() if name not in TIERS}
+            self._faults.guard(self._history.add, self._step if step is None else step, own)
+        self._outside_hooks_s += time.perf_counter() - start
 
     def _zoom_in(self, loss: Tensor | float | None, grad_norm: Tensor | float | None) -> None:
         """Take the next sample sooner at a sign of trouble. With ranks, all of them decide the same."""
@@ -412,8 +461,11 @@ class Monitor:
         """Return the state of the run in plain values, for a checkpoint that is saved after `step`.
 
         It has the step, the tokens and, before `close`, up to 88 losses, so that a jump of the loss right after the
-        checkpoint is detected. Call it on the training thread. Waits for the device if losses or tokens are on it.
+        checkpoint is detected. Call it on the training thread. Waits for the device if losses or tokens are on it, and, at
+        most a second, until all scalars so far are on disk.
         """
+        self._faults.guard(self._history.send)
+        self._outbox.flush(1.0)
         state = {"project": self._project, "run": self._run, "step": self._step, **self._tokens.state()}
         self._faults.guard(self._add_losses, state)
         return state
@@ -541,7 +593,9 @@ class Monitor:
         try:
             self._mark()
             if self._ranks is None and not is_collected:
-                self._faults.guard(self._send_losses, probe)
+                self._faults.guard(self._send_losses, probe, False)
+            if not is_collected:
+                self._faults.guard(self._history.send)
         finally:
             self._faults.guard(probe.close)
         self._outside_hooks_s, self._probe = self._cost_s, None
@@ -612,6 +666,7 @@ class Monitor:
         if self._not_measured != self._told_not_measured:
             self._told_not_measured = dict(self._not_measured)
             sample.not_measured = _as_sent(self._not_measured)
+        self._faults.guard(self._history.send)
         self._faults.guard(self._outbox.put, sample.to_frame)
 
         if before.sample is not None:
@@ -628,12 +683,15 @@ class Monitor:
         self._last_sample = self._last_frame = self._step
         self._next_sample = self._step + gap
 
-    def _send_losses(self, probe: Probe) -> None:
-        """Send the losses and gradient norms since the last frame, if there was a step."""
+    def _send_losses(self, probe: Probe, has_loss: bool) -> None:
+        """Send the losses and gradient norms since the last frame, if there was a step.
+
+        has_loss: Whether the frame has the loss of the last step. If not, a row may have it.
+        """
         step = self._step - 1
         if step <= self._last_frame:
             return
-        reading = probe.collect_last(self._tiers, has_loss=self._has_loss)
+        reading = probe.collect_last(self._tiers, has_loss=has_loss)
         if not reading.scalars:  # none was given
             return
         own = self._own_scalars()
@@ -641,6 +699,7 @@ class Monitor:
         sample = Sample(reading, own, step, self._faults.contain, stacks=self._stacks)
         self._last_frame = step
         self._not_measured = {n: why for n, why in self._not_measured.items() if n not in reading.scalars}
+        self._history.send()
         self._outbox.put(sample.to_frame)
         self._count_time()
 
@@ -681,10 +740,8 @@ class Monitor:
         With ranks, the reading has the user's scalars of all ranks.
         """
         taken = {name for name in given if name in reading.scalars or (name in LAYERED and name != GRAD_NORM)}
-        for name in sorted(taken & TIERS.keys() - KNOWN_TO_BOTH - {GRAD_NORM}):
-            self._faults.warn(
-                f"{name!r} given to monitor.step() was left out: tsemon measures a metric of that name; choose another name"
-            )
+        for name in sorted(taken & TIERS.keys() - KEPT):
+            self._faults.warn(TAKEN.format(name=name, of="step"))
         return {name: value for name, value in given.items() if name not in taken}
 
     def _agreed(self, sample: Sample) -> Spent:

@@ -83,7 +83,7 @@ class Sample:
         if reading.agreed is not None:
             tensors.append(reading.agreed.float())
         self._num_agreed = 0 if reading.agreed is None else reading.agreed.numel()
-        self._packed, self._copied = _to_host(tensors)
+        self._packed, self._copied = to_host(tensors)
 
     def _packed_part(
         self, group: str, name: str, raw: Tensor, finish: Callable[[Tensor], Tensor | None] | None
@@ -183,7 +183,7 @@ class _Part(NamedTuple):
     finish: Callable[[Tensor], Tensor | None] | None
 
 
-def _to_host(tensors: list[Tensor]) -> tuple[Tensor, torch.cuda.Event | None]:
+def to_host(tensors: list[Tensor]) -> tuple[Tensor, torch.cuda.Event | None]:
     """All values in one tensor, and what to wait for before it is read. Starts at most one copy and waits for none."""
     if not tensors:
         return torch.empty(0), None

@@ -11,7 +11,7 @@ from tsemon.transport.http import HttpDelivery, Registered
 from tsemon.transport.memory import MemorySpool
 from tsemon.transport.packing import pack_frames
 from tsemon.transport.spool import Batch, Spool
-from tsemon.wire import PACKED, RunState, frames_to_body
+from tsemon.wire import HISTORY, PACKED, RunState, frames_to_body, is_rows
 
 _BODY_REFUSED = {400, 413, 422}
 """Statuses that find fault with the body. Others (no right to write, say) would befall any."""
@@ -47,9 +47,11 @@ class Courier:
         self._on_reply = on_reply
         self._on_warning, self._on_others = on_warning, on_others
         self._max_batch_bytes = 4 * 2**20
-        self._has_told_of_others = False
+        self._has_told_of_others = self._has_told_of_rows = False
         self._is_packing = False
         """Whether the server reads packed bodies."""
+        self._takes_history = False
+        """Whether the server takes the scalars of steps without a sample."""
 
     @property
     def is_registered(self) -> bool:
@@ -74,6 +76,7 @@ class Courier:
             body = dict(self._registration)
             self._run, self._run_key = self._registered(body), body["attempt_key"]
             self._is_packing = PACKED in self._delivery.accepts
+            self._takes_history = HISTORY in self._delivery.accepts
             if self._run.run != body["run"]:
                 self._on_warning(
                     f"a live process already sends to the run {body['run']!r}, so this one is the run {self._run.run!r}; "
@@ -147,9 +150,10 @@ class Courier:
 
     def _send(self, spool: Spool | MemorySpool, batch: Batch, *, is_again: bool = False) -> None:
         run_id, attempt = self.register()
+        frames = batch.frames if self._takes_history else self._without_rows(batch.frames)
         try:
             with self._noticing_loss():
-                reply = self._post(run_id, attempt, batch.frames)
+                reply = self._post(run_id, attempt, frames) if frames else {}
         except ServerRefused as refusal:
             if refusal.status not in _BODY_REFUSED:
                 raise
@@ -165,17 +169,28 @@ class Courier:
                 return
             self._set_aside(spool, batch.frames[0], str(refusal))
         else:
-            if (confirmed := _num_confirmed(reply)) != len(batch.frames):
-                raise ServerUnreachable(
-                    f"the service confirmed {confirmed} of {len(batch.frames)} frames; they are kept and sent again"
-                )
-            self.num_sent += confirmed
-            self._tell_of_others(reply.get("live_attempts"))
-            self._on_reply(reply)
+            if frames:
+                self._read_reply(reply, sum(not is_rows(text) for text in frames))
         try:
             spool.acknowledge(batch.ends[-1])
         except SpoolError as error:
             self._on_warning(f"{error} (frames already delivered may be sent once more)")
+
+    def _read_reply(self, reply: Mapping[str, Any], num_frames: int) -> None:
+        if (confirmed := _num_confirmed(reply)) != num_frames:
+            raise ServerUnreachable(
+                f"the service confirmed {confirmed} of {num_frames} frames; they are kept and sent again"
+            )
+        self.num_sent += confirmed
+        self._tell_of_others(reply.get("live_attempts"))
+        self._on_reply(reply)
+
+    def _without_rows(self, texts: Sequence[str]) -> Sequence[str]:
+        frames = [text for text in texts if not is_rows(text)]
+        if len(frames) < len(texts) and not self._has_told_of_rows:
+            self._has_told_of_rows = True
+            self._on_warning("the server is of an earlier version: it gets scalars of sampled steps only")
+        return frames
 
     def _post(self, run_id: str, attempt: int, frames: Sequence[str]) -> dict[str, Any]:
         """Send the frames packed if the server reads that. A packed body that is refused is sent as JSON, too."""

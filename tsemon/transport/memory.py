@@ -11,7 +11,7 @@ from typing import Any
 
 from tsemon.errors import SpoolError
 from tsemon.transport.spool import Batch, Position
-from tsemon.wire import RunState
+from tsemon.wire import RunState, weight_of
 
 
 class MemorySpool:
@@ -69,7 +69,7 @@ class MemorySpool:
         size_bytes = 0
         with self._mutex:
             for frame in islice(self._frames, max_frames):
-                size_bytes += len(frame) + 1
+                size_bytes += weight_of(frame)
                 if frames and size_bytes > max_bytes:
                     break
                 frames.append(frame)

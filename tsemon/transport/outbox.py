@@ -15,7 +15,7 @@ import random
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -28,17 +28,21 @@ from tsemon.transport.http import HttpDelivery
 from tsemon.transport.memory import MemorySpool
 from tsemon.transport.spool import Spool
 from tsemon.transport.sync import deliver_leftovers
-from tsemon.wire import Alert, Frame, Incident, RunState
+from tsemon.wire import Alert, Frame, Incident, Rows, RunState
 
 T = TypeVar("T", Alert, Incident)
 MakeFrame = Callable[[int], Frame]
 """Gets the frame's seq, waits for the device if it must, and returns the frame. Called on the exporter thread."""
+MakeRows = Callable[[int], Iterable[Rows]]
+"""Gets the seq of the first row, and does the same for the scalars of steps without a sample."""
 
 _MIN_DRAIN_S = 2.0
 _FAILURES_TO_KNOCK = 5
 """Failures in a row after which one small request goes ahead of a batch, which may be 4 MiB."""
 _ASK_AGAIN_S = 10.0
 """Seconds between two questions for the rules, which take a server a tenth of a second each."""
+_ROWS_EVERY_S = 5.0
+"""Seconds from one look for rows on disk to the next, if no frame comes. A frame takes earlier rows with it."""
 _LAST_TRIES = 3
 """Tries at close before it is believed that nobody listens; with the pauses between them, about a second."""
 
@@ -78,6 +82,15 @@ class OutboxStats:
     """None while frames are kept in memory alone."""
     mirrors: Sequence[str] = ()
     """What became of the frames that go elsewhere as well."""
+
+
+class _Work(NamedTuple):
+    """Work for the exporter thread: one of these."""
+
+    make_frame: MakeFrame | None = None
+    make_rows: MakeRows | None = None
+    done: threading.Event | None = None
+    """Set when all earlier work is on disk."""
 
 
 class WaitingRules(NamedTuple):
@@ -131,10 +144,10 @@ class Outbox:
         self._random = random.Random()  # its own: the training run's random state is not ours to advance
         self._pid = os.getpid()
 
-        self._queue: SimpleQueue[MakeFrame | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Work | None] = SimpleQueue()
         self._num_queue_dropped = 0
         self._num_failed_samples = 0
-        self._next_seq = 0
+        self._next_seq = self._next_row = 0
         self._write_again_at = 0.0
         """0 while the folder can be written, else when to try it again."""
 
@@ -198,9 +211,22 @@ class Outbox:
 
         False when the sample was not taken: after `close`, and in a forked child.
         """
+        return self._put(_Work(make_frame=make_frame))
+
+    def put_rows(self, make_rows: MakeRows) -> bool:
+        """Hand over scalars of steps without a sample, in the same way."""
+        return self._put(_Work(make_rows=make_rows))
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until all samples and rows so far are on disk, or `timeout_s`."""
+        done = threading.Event()
+        if self._put(_Work(done=done)):
+            done.wait(timeout_s)
+
+    def _put(self, work: _Work) -> bool:
         if self._is_closed or os.getpid() != self._pid:
             return False
-        self._queue.put(make_frame)
+        self._queue.put(work)
         if self._queue.qsize() > self._max_waiting:
             with contextlib.suppress(Empty):
                 self._queue.get_nowait()
@@ -323,10 +349,9 @@ class Outbox:
     # -- the exporter thread
 
     def _export(self) -> None:
-        while (make_frame := self._queue.get()) is not None:
+        while (work := self._queue.get()) is not None:
             try:
-                frame = make_frame(self._next_seq)
-                payload = frame.to_json()
+                frame, payloads = self._made(work)
             except Exception as error:
                 self._num_failed_samples += 1
                 self._last_error = f"a sample failed: {type(error).__name__}: {error}"
@@ -334,16 +359,31 @@ class Outbox:
                 self._cpu_s["exporter"] = time.thread_time()
                 continue
             finally:
-                del make_frame  # and with it the buffers it holds, before the wait for the next one
-            self._next_seq += 1
-            self._overflow.append(payload)
+                del work  # and with it the buffers it holds, before the wait for the next one
+            for payload in payloads:
+                self._overflow.append(payload)
             if time.monotonic() >= self._write_again_at:
                 self._write_through()
-            self._has_work.set()
-            for mirror in self._mirrors:
-                mirror.put(frame)
+            if frame is not None:
+                self._has_work.set()
+                for mirror in self._mirrors:
+                    mirror.put(frame)
             self._cpu_s["exporter"] = time.thread_time()
         self._write_through()
+
+    def _made(self, work: _Work) -> tuple[Frame | None, list[str]]:
+        """The frame, if it is one, and the texts for the spool."""
+        if work.make_frame is not None:
+            frame = work.make_frame(self._next_seq)
+            text = frame.to_json()
+            self._next_seq += 1
+            return frame, [text]
+        if work.done is not None:
+            work.done.set()
+        made = [] if work.make_rows is None else [*work.make_rows(self._next_row)]
+        texts = [rows.to_json() for rows in made]
+        self._next_row += sum(len(rows.steps) for rows in made)
+        return None, texts
 
     def _write_through(self) -> None:
         """Move what is in memory to the spool: the newest frame, and all since the folder failed, if it did."""
@@ -367,7 +407,7 @@ class Outbox:
         try:
             while not self._abandoned.is_set():
                 self._cpu_s["sender"] = time.thread_time()
-                self._has_work.wait(max(0.0, self._beat_at - time.monotonic()))
+                self._has_work.wait(min(max(0.0, self._beat_at - time.monotonic()), _ROWS_EVERY_S))
                 self._has_work.clear()
                 if self._closing.is_set() and not is_last:
                     # Asked before sending: what is appended before the end is then sent, too.

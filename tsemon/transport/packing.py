@@ -8,11 +8,11 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tsemon.wire import PACKED_MAGIC
+from tsemon.wire import PACKED_MAGIC, parted
 
 
-def pack_frames(writer: str, attempt: int, frames: Iterable[str]) -> bytes:
-    """The packed body for frames that are JSON already, as `Frame.to_json` makes it.
+def pack_frames(writer: str, attempt: int, texts: Iterable[str]) -> bytes:
+    """The packed body for frames and rows that are JSON already, as `Frame.to_json` and `Rows.to_json` make it.
 
     Raises ValueError, LookupError, TypeError, AttributeError or OverflowError for frames of another form, such as lists of
     numbers.
@@ -20,6 +20,7 @@ def pack_frames(writer: str, attempt: int, frames: Iterable[str]) -> bytes:
     layouts: dict[tuple[Any, ...], int] = {}
     rows: list[dict[str, Any]] = []
     values: list[bytes] = []
+    frames, history = parted(texts)
     for text in frames:
         frame: dict[str, Any] = json.loads(text)
         scalars, layers, heads = (frame.pop(kind) for kind in ("scalars", "layers", "heads"))
@@ -27,18 +28,16 @@ def pack_frames(writer: str, attempt: int, frames: Iterable[str]) -> bytes:
         rows.append({"layout": layouts.setdefault(layout, len(layouts)), **frame})
         values.append(struct.pack(f"<{len(scalars)}d", *(_float(value) for value in scalars.values())))
         values += [binascii.a2b_base64(array["f32"]) for arrays in (layers, heads) for array in arrays.values()]
-    header = json.dumps(
-        {
-            "writer": writer,
-            "attempt": attempt,
-            "layouts": [
-                {"scalars": scalars, "layers": dict(layers), "heads": dict(heads)} for scalars, layers, heads in layouts
-            ],
-            "frames": rows,
-        },
-        separators=(",", ":"),
-        allow_nan=False,
-    ).encode()
+    body = {
+        "writer": writer,
+        "attempt": attempt,
+        "layouts": [
+            {"scalars": scalars, "layers": dict(layers), "heads": dict(heads)} for scalars, layers, heads in layouts
+        ],
+        "frames": rows,
+    }
+    text = json.dumps(body, separators=(",", ":"), allow_nan=False)
+    header = (f'{text[:-1]},"history":[{",".join(history)}]}}' if history else text).encode()
     return b"".join([PACKED_MAGIC, struct.pack("<I", len(header)), header, *values])
 
 

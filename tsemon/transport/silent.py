@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tsemon.transport.outbox import OutboxStats
-from tsemon.wire import Alert, Frame, Incident, RunState
+from tsemon.wire import Alert, Frame, Incident, Rows, RunState
 
 
 class SilentOutbox:
@@ -35,6 +35,12 @@ class SilentOutbox:
 
     def put(self, make_frame: Callable[[int], Frame]) -> bool:
         return True
+
+    def put_rows(self, make_rows: Callable[[int], Iterable[Rows]]) -> bool:
+        return True
+
+    def flush(self, timeout_s: float) -> None:
+        pass
 
     def alerts(self) -> tuple[Alert, ...]:
         return tuple(self._alerts.values())

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 from tsemon.errors import InvalidArgument, SpoolError, SpoolInUse
 from tsemon.transport.folders import after_siblings, quoted
 from tsemon.transport.thinning import Thinning
-from tsemon.wire import MAX_BODY_BYTES, RunState
+from tsemon.wire import MAX_BODY_BYTES, RunState, weight_of
 
 _RECORD = struct.Struct("<II")
 _COMPRESSED = 1 << 31
@@ -256,7 +256,7 @@ class Spool:
             for number in sorted(self._segments):
                 _, offset, index = self._acked if number == self._acked.segment else (number, 0, 0)
                 for text, end in parse_records(self._read_segment(number, offset)):
-                    size_bytes += len(text) + 1
+                    size_bytes += weight_of(text)
                     if frames and (len(frames) == max_frames or size_bytes > max_bytes):
                         return Batch(tuple(frames), tuple(ends))
                     self._in_hand = number

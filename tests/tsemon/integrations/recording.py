@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tsemon.transport import Spool, find_spools
+from tsemon.wire import is_rows
 
 VALUES_OF_THE_MOMENT = {"overhead_ratio", "contained_faults"}
 
@@ -35,7 +36,7 @@ def recorded(folder):
     (path,) = find_spools(folder)
     spool, frames = Spool.open(path), []
     while (batch := spool.next_batch()) is not None:
-        frames += [json.loads(frame) for frame in batch.frames]
+        frames += [json.loads(text) for text in batch.frames if not is_rows(text)]
         spool.acknowledge(batch.ends[-1])
     state, resume_step = spool.end_state, spool.registration["resume_step"]
     spool.close()

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.ports import free_port
-from tsemon.wire import PACKED, Array, Frame, array_to_json, number_to_json
+from tsemon.wire import HISTORY, PACKED, Array, Frame, array_to_json, number_to_json
 
 
 class Peer:
@@ -40,8 +40,10 @@ class Peer:
         self.alerts = []
         self.incidents = None
         """A server from before incidents says nothing of them."""
-        self.accepts = None
+        self.accepts = [HISTORY]
         """What the reply to a registration says; a server from before packed bodies says nothing."""
+        self.rows = []
+        """Scalars of steps without a sample, as they came."""
         self.server = None
 
     @property
@@ -178,10 +180,15 @@ class Peer:
         if any(self.is_refused(frame) for frame in sent["frames"]):
             return self.refuse_with
         keys = [(run["run_id"], sent["attempt"], sent["writer"], frame["seq"]) for frame in sent["frames"]]
+        self.rows += sent.get("history", ())
         duplicates = sum(key in self.frames for key in keys)
         self.num_duplicates += duplicates
         self.frames.update(zip(keys, sent["frames"], strict=True))
-        reply = {"accepted": len(keys) - duplicates, "duplicates": duplicates, "last_seq": keys[-1][3]}
+        reply = {
+            "accepted": len(keys) - duplicates,
+            "duplicates": duplicates,
+            "last_seq": keys[-1][3] if keys else None,
+        }
         return 200, {**reply, **self.told()}, {}
 
     def told(self):
@@ -207,7 +214,8 @@ def unpacked(body):
                 offset = end
         frames.append(frame)
     assert offset == len(body)
-    return {"writer": header["writer"], "attempt": header["attempt"], "frames": frames}
+    body = {name: header[name] for name in ("writer", "attempt", "history") if name in header}
+    return {**body, "frames": frames}
 
 
 @pytest.fixture

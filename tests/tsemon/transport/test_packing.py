@@ -11,7 +11,7 @@ from tsemon.errors import ServerRefused, UnknownRun
 from tsemon.transport import HttpDelivery, MemorySpool
 from tsemon.transport.courier import Courier
 from tsemon.transport.packing import pack_frames
-from tsemon.wire import PACKED, Array, Frame, frames_to_body
+from tsemon.wire import HISTORY, MAX_ROWS, PACKED, Array, Frame, Rows, frames_to_body
 
 from .conftest import unpacked
 
@@ -77,6 +77,38 @@ class TestACourier:
         fill(spool, 0)
         courier.send_next(spool)
         assert (kinds(peer), peer.seqs()) == (["application/json"], [0])
+
+    @pytest.mark.parametrize("accepts", [[HISTORY], [HISTORY, PACKED]])
+    def test_sends_rows_in_their_order_with_frames(self, peer, courier, spool, accepts):
+        peer.accepts = accepts
+        spool.append(Rows(0, [1, 2], [1.0, 2.0], {"loss": [0.5, 0.25]}).to_json())
+        fill(spool, 0)
+        courier.send_next(spool)
+        assert (peer.seqs(), courier.num_sent) == ([0], 1)
+        assert peer.rows == [{"seq": 0, "step": [1, 2], "time": [1.0, 2.0], "scalars": {"loss": [0.5, 0.25]}}]
+        assert spool.is_drained
+
+    def test_leaves_rows_out_for_a_server_that_does_not_take_them_and_says_so_once(self, peer, spool, registration):
+        peer.accepts, told = [PACKED], []
+        courier = Courier(HttpDelivery(peer.url), registration(), "w", on_warning=told.append)
+        for seq in range(3):
+            spool.append(Rows(seq, [seq], [1.0], {"loss": [0.5]}).to_json())
+            courier.send_next(spool)
+        fill(spool, 0)
+        courier.send_next(spool)
+        assert (peer.rows, peer.seqs(), spool.is_drained, len(told)) == ([], [0], True, 1)
+        assert "scalars of sampled steps only" in told[0]
+
+    def test_sends_few_rows_at_a_time(self, peer, courier, spool):
+        peer.accepts = [HISTORY]
+        for seq in range(0, 20_000, 250):
+            steps = list(range(seq, seq + 250))
+            spool.append(Rows(seq, steps, [1.0] * 250, {"a": [0.5] * 250}).to_json())
+        while courier.send_next(spool):
+            pass
+        counts = [sum(len(rows["step"]) for rows in json.loads(body)["history"]) for body in peer.bodies[1:]]
+        assert sum(counts) == 20_000
+        assert 3000 < max(counts) <= MAX_ROWS
 
     @pytest.mark.parametrize("status", [400, 415, 422])
     def test_sends_json_from_then_on_if_a_packed_body_is_refused(self, peer, courier, spool, status):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import tsemon
 from tsemon.transport import Spool, find_spools
+from tsemon.wire import is_rows
 
 Values = NDArray[np.float64]
 
@@ -109,7 +110,7 @@ def frames_in(folder: Path) -> list[Frame]:
     for path in find_spools(folder):
         spool = Spool.open(path)
         while (batch := spool.next_batch()) is not None:
-            frames += [_frame(json.loads(text)) for text in batch.frames]
+            frames += [_frame(json.loads(text)) for text in batch.frames if not is_rows(text)]
             spool.acknowledge(batch.ends[-1])
         spool.close()
     return frames
