@@ -16,7 +16,7 @@ import torch
 import tsemon
 from tsemon.lab.train import standard_library_text, text_batches
 from tsemon.models import CausalLanguageModel, CausalLanguageModelConfig
-from tsemon.transport import Spool, find_spools
+from tsemon.transport import SpoolReader, find_spools
 
 CHECKPOINT, SPOOL = Path("resume_plain_loop.pt"), Path("resume_plain_loop_spool")
 
@@ -50,11 +50,9 @@ def train() -> None:
 
 def show() -> None:
     for folder in find_spools(SPOOL):
-        spool = Spool.open(folder)
-        batch = spool.next_batch()
-        steps = [json.loads(frame)["step"] for frame in (batch.frames if batch else ())]
-        print(f"goes on from {spool.registration['resume_step'] or 0}: frames of the steps {steps}")
-        spool.close()
+        reader = SpoolReader(folder)
+        steps = [json.loads(text)["step"] for texts in reader.new_frames() for text in texts]
+        print(f"goes on from {reader.registration['resume_step'] or 0}: frames of the steps {steps}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from tsemon.integrations.transformers import TsemonCallback
-from tsemon.transport import Spool, find_spools
+from tsemon.transport import SpoolReader, find_spools
 
 CHECKPOINTS, SPOOL = Path("resume_trainer"), Path("resume_trainer_spool")
 
@@ -53,11 +53,9 @@ def train() -> None:
 
 def show() -> None:
     for folder in find_spools(SPOOL):
-        spool = Spool.open(folder)
-        batch = spool.next_batch()
-        steps = [json.loads(frame)["step"] for frame in (batch.frames if batch else ())]
-        print(f"goes on from {spool.registration['resume_step'] or 0}: frames of the steps {steps}")
-        spool.close()
+        reader = SpoolReader(folder)
+        steps = [json.loads(text)["step"] for texts in reader.new_frames() for text in texts]
+        print(f"goes on from {reader.registration['resume_step'] or 0}: frames of the steps {steps}")
 
 
 if __name__ == "__main__":

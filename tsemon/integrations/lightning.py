@@ -26,6 +26,8 @@ class TsemonCallback(Callback):
     goes on counting there. Under manual optimization a batch is one step,
     however many optimizer steps it makes.
 
+    Metrics that a validation logs with `self.log` are logged.
+
     The last step is sampled, whatever the cadence, unless the training stops early, optimizers make several steps a batch,
     or there is a `process_group`.
 
@@ -37,6 +39,8 @@ class TsemonCallback(Callback):
         self.monitor: tsemon.Monitor | None = None
         self._global_step = 0
         self._num_steps = math.nan
+        self._names_of_training: frozenset[str] | None = None
+        """Metrics that were logged before the first validation."""
         self._saved: object = None
         """The monitor's state in the checkpoint that the next training resumes at."""
         self._at_end: dict[str, Any] | None = None
@@ -78,6 +82,15 @@ class TsemonCallback(Callback):
                 self.monitor.burst(1)
             self.monitor.step(loss=loss)
             trainer.should_stop |= self.monitor.should_stop
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._names_of_training is None and not trainer.sanity_checking:
+            self._names_of_training = frozenset(trainer.callback_metrics)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.monitor is not None and not trainer.sanity_checking:
+            known = self._names_of_training or frozenset()
+            self.monitor.log({name: value for name, value in trainer.callback_metrics.items() if name not in known})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.monitor is not None:

@@ -50,6 +50,8 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
     frames have the logged means. Each goes into the next frame, once, and `loss_mean` and
     the like are over the logged means since the frame before.
 
+    Results of evaluations, such as `eval_loss`, are logged.
+
     The last step is sampled, whatever the cadence, unless the training stops early or there is a `process_group`.
 
     The Trainer tells nobody that it raised. A run whose end it did not tell of is said to be failed: when its callback
@@ -140,6 +142,17 @@ class TsemonCallback(TrainerCallback):  # type: ignore[misc]
         if monitor.is_sampling:
             self._loss = None
         return logged
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if self.monitor is not None and metrics is not None:
+            self.monitor.log({name: value for name, value in metrics.items() if isinstance(value, int | float)})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         file = _state_in_checkpoint(args, state)

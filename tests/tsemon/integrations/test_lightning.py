@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests import zoo
+from tests.frames import scalars_in
 from tests.tsemon.integrations.recording import count_steps, ids, recorded
 from tsemon.errors import NoBlocksFound
 from tsemon.integrations.lightning import TsemonCallback
@@ -147,6 +148,18 @@ class TestLightningsCallback:
         watching = callback(tmp_path / "run")
         module = fit(watching, also=[Asking()])
         assert len(module.steps) == 3
+
+    def test_logs_what_validations_log(self, fit, tmp_path):
+        class Validated(GPT):
+            def validation_step(self, batch, batch_idx):
+                self.log("val_loss", torch.tensor(1.0 + self.trainer.global_step))
+
+            def on_train_batch_end(self, *args):
+                self.log("train_extra", 3.0)
+
+        fit(callback(tmp_path), module=Validated, validate=True)
+        assert scalars_in(tmp_path, "val_loss") == {3: 4.0, 6: 7.0}
+        assert scalars_in(tmp_path, "train_extra") == {}
 
     def test_does_not_measure_sanity_checks_and_validations(self, fit, tmp_path):
         def measured(name, **arguments):

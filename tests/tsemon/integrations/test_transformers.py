@@ -9,6 +9,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tests import processes, zoo
+from tests.frames import scalars_in
 from tests.tsemon.integrations.recording import count_steps, ids, recorded
 from tsemon.actions import LowerLearningRate
 from tsemon.errors import InvalidArgument, NoBlocksFound
@@ -136,6 +137,11 @@ class TestTheTrainersCallback:
         assert logged_losses(watched) == logged_losses(plain)
         pairs = zip(plain.model.parameters(), watched.model.parameters(), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
+
+    def test_logs_what_evaluations_return(self, train, tmp_path):
+        options = {"eval_strategy": "steps", "eval_steps": 2}
+        train(callback(tmp_path), **options)
+        assert list(scalars_in(tmp_path, "eval_loss")) == [2, 4, 6]
 
     def test_does_not_measure_evaluations(self, train, tmp_path):
         def measured(name, **arguments):

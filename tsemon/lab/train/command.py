@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,8 +111,6 @@ def _train(
     recipe = training.recipe
     checkpoint_every = options.checkpoint_every or math.ceil(recipe.steps / 10)
     per_step = recipe.batch_size * (recipe.data.context if isinstance(recipe.data, TextData) else 1)
-    untold: Mapping[str, float] = {}
-    """An evaluation that no frame has yet: it waits for the next sampled step."""
     board = Board(console, recipe.steps, training.step, training.data.unit)
     with board, monitor or contextlib.nullcontext():
         for loss in training.losses:
@@ -121,14 +119,14 @@ def _train(
             if is_last or step % SHOW_EVERY == 0:
                 mean_loss = float(joined.sum(loss)) / joined.world
                 board.show(step, mean_loss, training.optimizer.param_groups[0]["lr"], per_step)
+            if monitor is not None:
+                monitor.step(loss=loss)
             if is_last or (recipe.evaluate_every is not None and step % recipe.evaluate_every == 0):
-                untold = evaluated = training.evaluate()
+                evaluated = training.evaluate()
                 if evaluated:
                     board.show_evaluation(step, evaluated)
-            if monitor is not None:
-                is_told = monitor.is_sampling
-                monitor.step(loss=loss, **untold)
-                untold = {} if is_told else untold
+                if monitor is not None:
+                    monitor.log(evaluated)
             if is_last or step % checkpoint_every == 0:
                 state = training.state_dict()
                 if joined.is_first:
