@@ -63,9 +63,10 @@ def main() -> None:
             print(
                 f"{options.steps:,} steps of {options.scalars} scalars: {1e6 * spent_s / options.steps:.1f} us a step"
             )
-            opened = lasted(lambda: [asked(store, run_id, name) for name in names[:OPENED]])
+            shown = names[:OPENED]
+            opened = lasted(lambda: [asked(store, run_id, name) for name in shown])
             one = lasted(lambda: asked(store, run_id, "loss"))
-            print(f"{OPENED} charts of 1,000 points: {opened:.0f} ms; one: {one:.1f} ms")
+            print(f"{len(shown)} charts of 1,000 points: {opened:.0f} ms; one: {one:.1f} ms")
             if not options.database:
                 store.vacuum()
                 print(f"{file.stat().st_size / num_values:.2f} bytes a value at rest")

@@ -385,6 +385,16 @@ class TestAttacks:
         assert len(rows) == len(set(rows)) == 9
 
 
+class TestHistory:
+    def test_has_the_cost_of_a_step_of_charts_and_of_a_value(self):
+        found = run("history.py", "--steps", "3000", "--scalars", "3")
+        assert re.fullmatch(
+            r"3,000 steps of 3 scalars: [\d.]+ us a step\n3 charts of 1,000 points: \d+ ms; one: [\d.]+ ms\n"
+            r"[\d.]+ bytes a value at rest\n",
+            found,
+        )
+
+
 @pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if is_command(path)))
 def test_every_benchmark_tells_its_options(script):
     assert run(script, "--help").startswith(f"usage: {script} ")
