@@ -22,9 +22,11 @@ BEYOND_A_SCHEMA = (
     "Their blocks should add up to the",
     "points should come with rules",
     "Each stack should have a name of its own",
+    "should have as many entries",
+    "A body should have at most",
 )
 """Our schemas do not say that frozen blocks must be among the blocks, that those of all stacks are all blocks, that no two
-stacks have one name, or that `points` come with rules."""
+stacks have one name, that `points` come with rules, that columns of rows are equally long, or how many rows a body has."""
 
 
 @pytest.fixture(scope="module")

@@ -149,7 +149,7 @@ class TestAnIncident:
         incident = only(api, run_id)
         assert (incident["rule"], incident["state"], incident["ended_step"]) == ("high", state, 3)
         views = [View(frame.step, dict(frame.scalars)) for frame in frames]
-        recording = SimpleNamespace(name="mine", problems=[], attempts=lambda: [Attempt(0, iter(views))])
+        recording = SimpleNamespace(name="mine", problems=[], attempts=lambda own: [Attempt(0, iter(views))])
         (verdict,) = replay(recording, Evaluator(rules)).incidents
         assert verdict.state == state
 
@@ -225,7 +225,7 @@ class TestAnIncident:
         rules = load("rules: [{name: loss-stall, when: loss > 3 and loss < 10 for 200 samples, severity: info}]")
         views = [View(step, {"loss": loss}) for step, loss in enumerate([1, 20, 20, *[4] * 100])]
         attempts = [Attempt(0, iter(views)), Attempt(103, iter(()))]
-        recording = SimpleNamespace(name="mine", problems=[], attempts=lambda: attempts)
+        recording = SimpleNamespace(name="mine", problems=[], attempts=lambda own: attempts)
         (verdict,) = replay(recording, Evaluator([*OWN, *rules])).incidents
         assert (verdict.state, verdict.ended_step) == ("ended", 103)
 
