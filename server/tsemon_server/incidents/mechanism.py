@@ -144,7 +144,7 @@ def mechanism_of(
     if largest < DECISIVE:
         head = None if blocks is None or not rule.startswith("attention-") else head_of(newest.heads, first)
         told = f" In {newest.name_of(first)}, {of_head}." if (of_head := _of_head(head, first, newest)) else ""
-        of_block = None if blocks is None else first
+        of_block = None if rule and blocks is None else first  # an incident that names no block is about none
         return Mechanism(head=head, text=_undecided(newest, healthy, math.exp(largest), of_block, num_blocks) + told)
     enough = max(DECISIVE, EARLY * largest)
     block = int(np.argmax(size_SN.max(axis=0) >= enough))
